@@ -1,0 +1,1 @@
+"""SHOWN: the command line, one file per verb."""

@@ -1,0 +1,48 @@
+"""The command line: registers the verbs and turns every user error into its document and exit code 2."""
+
+import os
+import sys
+
+import typer
+
+from steelyard.cli import check, explain
+
+app = typer.Typer(
+    name="steelyard",
+    help="Plan, train, measure and compare GPT pretraining runs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("check", help=check.HELP)(check.check)
+app.command("explain", help=explain.HELP)(explain.explain)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: bool = typer.Option(False, "--version", help="Print the version and stop.")) -> None:
+    if version:
+        from steelyard import __version__
+
+        typer.echo(f"steelyard {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    from steelyard.spec.errors import UserError
+
+    try:
+        app()
+    except UserError as failure:
+        sys.stdout.flush()
+        print(failure, file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output is gone (`| head`): nothing is wrong
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,350 @@
+"""The one place that words a user's error.
+
+An error has a code, the rule that was broken, the place (a key of the run file, a file and line, a flag) and the way
+out. Callers say which rule with which facts: `raise error("S104", "parallel.tensor", heads=4, tensor=3, legal="1, 2")`.
+`steelyard explain S104` prints the last text of an entry.
+"""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Wording:
+    """rule and hint are format strings over the caller's facts; why is for `steelyard explain`."""
+
+    rule: str
+    hint: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One broken rule. `key` is the run-file key it is about; `place` where the value was written, once known."""
+
+    code: str
+    rule: str
+    hint: str
+    key: str = ""
+    place: str = ""
+
+    def at(self, place: str) -> "Problem":
+        return replace(self, place=place)
+
+    def render(self) -> str:
+        lines = [f"error[{self.code}]: {self.rule}"]
+        if where := self.place or self.key:
+            lines.append(f"  --> {where}")
+        if self.hint:
+            lines.append(f"  hint: {self.hint}")
+        return "\n".join(lines)
+
+
+class UserError(Exception):
+    """Something the user can mend. Printed as it is, without a traceback; the exit code is 2."""
+
+    def __init__(self, problems: "list[Problem] | Problem"):
+        self.problems = problems if isinstance(problems, list) else [problems]
+        super().__init__("\n".join(p.render() for p in self.problems))
+
+
+def problem(code: str, key: str = "", place: str = "", **facts: object) -> Problem:
+    wording = CATALOGUE[code]
+    return Problem(code, wording.rule.format(**facts), wording.hint.format(**facts), key, place)
+
+
+def error(code: str, key: str = "", place: str = "", **facts: object) -> UserError:
+    return UserError(problem(code, key, place, **facts))
+
+
+def explain(code: str) -> str:
+    """The long text of a code. Raises UserError E001 for a code that does not exist."""
+    wording = CATALOGUE.get(code.upper())
+    if wording is None:
+        raise error("E001", asked=code, codes=", ".join(sorted(CATALOGUE)))
+    return wording.why
+
+
+def did_you_mean(word: str, known: list[str]) -> str:
+    """' Did you mean ...?' when one is close, else nothing."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else f"known here: {', '.join(sorted(known))}"
+
+
+def limited(values: list[int], most: int = 12) -> str:
+    """A list of legal values as text, cut where it would not be read."""
+    text = ", ".join(str(v) for v in values[:most])
+    return text + (", ..." if len(values) > most else "")
+
+
+def divisors(number: int) -> list[int]:
+    """Every divisor in ascending order."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+CATALOGUE: dict[str, Wording] = {
+    # --- E: the command line -----------------------------------------------------------------------------------------
+    "E001": Wording(
+        "there is no error code {asked}",
+        "the codes are {codes}",
+        "`steelyard explain CODE` knows the codes that stand in brackets after `error`, such as S104.",
+    ),
+    "E002": Wording(
+        "{count} ranks are asked for; a run needs at least one",
+        "give --world 1 or more, or leave it out",
+        "--world N is the number of ranks (processes, one per device) of the run.",
+    ),
+    # --- S0: reading a run file --------------------------------------------------------------------------------------
+    "S001": Wording(
+        "the run file is not valid TOML: {detail}",
+        "{advice}",
+        "Run files are TOML 1.0 (toml.io). Strings need quotes, true and false are lower case, and every table is "
+        "written once.",
+    ),
+    "S002": Wording(
+        "cannot read the run file: {detail}",
+        "check the path; `steelyard check recipes/gpt-345m.toml` shows one that works",
+        "The run file is read once, at the start. The path is taken relative to the current folder.",
+    ),
+    "S003": Wording(
+        "unknown key {name}",
+        "{suggestion}",
+        "Run files are strict: a key that no part of the system reads is an error, because a misspelt key that is "
+        "silently ignored trains the wrong model.",
+    ),
+    "S004": Wording(
+        "{name} must be {expected}, not {found}",
+        "{advice}",
+        'Values are never converted from another type: "8" is a string, 8 an integer, 8.0 a float, 1e-4 a float.',
+    ),
+    "S005": Wording(
+        "{name} must be {expected}, not {found}",
+        "{advice}",
+        "The value has the right type but is outside what the key can mean.",
+    ),
+    "S006": Wording(
+        "cannot read the override {text!r}",
+        "write key=value with a dotted key, for example parallel.tensor=2 or 'data.train=[\"corpus\"]'",
+        "Overrides on the command line have the form section.key=value. The value is read as TOML; what is not TOML is "
+        "taken as a string.",
+    ),
+    "S007": Wording(
+        "{section} must be a table of keys, not {found}",
+        "write it as [{section}] on a line of its own, with its keys below",
+        "Apart from name and seed every key of a run file belongs to a section.",
+    ),
+    # --- S1: shapes and layout ---------------------------------------------------------------------------------------
+    "S101": Wording(
+        "hidden_size {hidden} does not divide over {heads} attention heads",
+        "num_attention_heads may be {legal}; or set model.head_dim to choose the width of a head yourself",
+        "Without head_dim each attention head is hidden_size / num_attention_heads wide, which must be a whole number.",
+    ),
+    "S102": Wording(
+        "{heads} attention heads do not divide over {groups} query groups",
+        "num_query_groups may be {legal}",
+        "In grouped-query attention every group of query heads shares one key and one value head, so all groups are of "
+        "one size.",
+    ),
+    "S103": Wording(
+        "rotary positions need an even number of rotated channels; head_dim {head_dim} x rotary_fraction {fraction} "
+        "gives {channels}",
+        "choose head_dim or rotary_fraction so that their product is even",
+        "Rotary embedding turns channels in pairs.",
+    ),
+    "S104": Wording(
+        "{heads} attention heads do not divide over tensor = {tensor}",
+        "legal values here are {legal}",
+        "Tensor parallelism gives every rank whole attention heads, so num_attention_heads must be a multiple of "
+        "parallel.tensor.",
+    ),
+    "S105": Wording(
+        "{groups} query groups do not divide over tensor = {tensor}",
+        "legal values here are {legal}",
+        "Tensor parallelism gives every rank whole query groups (their keys and values included). Replicating a group "
+        "on several ranks is not done here.",
+    ),
+    "S106": Wording(
+        "ffn_hidden_size {ffn} does not divide over tensor = {tensor}",
+        "legal values here are {legal}",
+        "Tensor parallelism cuts the MLP's hidden units evenly over the tensor ranks.",
+    ),
+    "S107": Wording(
+        "seq_length {seq_length} does not divide over tensor = {tensor}, which sequence parallelism needs",
+        "legal values here are {legal}; or set parallel.sequence = false",
+        "With parallel.sequence the activations between the matrix products are cut along the sequence over the tensor "
+        "ranks, in equal parts.",
+    ),
+    "S108": Wording(
+        "the stages hold {given} layers together, the model has {layers}",
+        "the list must have {stages} numbers (pipeline x virtual) that sum to {layers}, for example {example}",
+        "parallel.stages lists the layers of every pipeline stage. Nothing is dropped: the sum must be num_layers.",
+    ),
+    "S109": Wording(
+        "{layers} layers cannot fill {stages} pipeline stages (pipeline {pipeline} x virtual {virtual})",
+        "every stage needs a layer: pipeline x virtual may be at most {layers}",
+        "A pipeline stage without a transformer layer would only pass activations on.",
+    ),
+    "S110": Wording(
+        "the vocabulary of {vocab} rows does not divide over tensor = {tensor}",
+        "set model.vocab_multiple to a multiple of {tensor} (128 is usual); the rows added are never predicted",
+        "The embedding table is cut over the tensor ranks by rows. Padding it is a property of the model "
+        "(vocab_multiple), so that the layout never changes the model's size.",
+    ),
+    "S111": Wording(
+        "this run needs tensor {tensor} x context {context} x pipeline {pipeline} = {need} ranks, or a multiple; "
+        "{world} were given",
+        "use --world {suggestion}",
+        "Every copy of the model takes tensor x context x pipeline ranks; data parallelism multiplies the copies.",
+    ),
+    "S112": Wording(
+        "seq_length {seq_length} is longer than the {positions} learned positions",
+        "set model.max_position_embeddings = {seq_length} or a shorter model.seq_length",
+        "A learned position table has a row for every position of a sequence.",
+    ),
+    "S113": Wording(
+        "sequence parallelism needs tensor parallelism, and parallel.tensor is 1",
+        "set parallel.tensor to 2 or more, or parallel.sequence = false",
+        "Sequence parallelism shards, over the tensor ranks, what tensor parallelism would replicate.",
+    ),
+    "S114": Wording(
+        "the {schedule} schedule {needs}, and parallel.virtual is {virtual}",
+        "set {advice}",
+        "interleaved and zero_bubble schedules run several model chunks per rank, zbv exactly two in a V; gpipe and "
+        "1f1b run one.",
+    ),
+    "S115": Wording(
+        "{data} data ranks do not divide into replicate = {replicate} groups",
+        "legal values here are {legal}",
+        "Hybrid sharding keeps `replicate` copies of the shards; each copy is spread over data / replicate ranks.",
+    ),
+    "S116": Wording(
+        "data = {data} does not fit {world} ranks: tensor {tensor} x context {context} x pipeline {pipeline} x data "
+        "{data} = {product}",
+        "use --world {product}, or leave parallel.data out to have it follow from the world",
+        "World size = data x context x tensor x pipeline.",
+    ),
+    "S117": Wording(
+        "zero = 2 has no meaning in a pipeline",
+        "use parallel.zero = 1 (the same memory here) or 3",
+        "PyTorch's pipeline schedules reduce gradients once per step, after the last micro-batch, so gradients stay "
+        "whole until then and stage 2 would save nothing over stage 1.",
+    ),
+    "S118": Wording(
+        "the {schedule} schedule with full recompute would run every block's forward pass about four times",
+        'use recompute.mode = "none" or "selective", or parallel.pipeline_schedule = "1f1b" or "interleaved"',
+        "Zero-bubble schedules compute input gradients and weight gradients in two passes, and full recompute repeats "
+        "the forward for each.",
+    ),
+    "S119": Wording(
+        "recompute.shard keeps saved inputs sharded over the tensor ranks, and {why_not}",
+        "{advice}",
+        'Partitioned activations need parallel.tensor > 1 and recompute.mode = "full"; with sequence parallelism the '
+        "saved inputs are sharded already.",
+    ),
+    # --- S2: batch ---------------------------------------------------------------------------------------------------
+    "S201": Wording(
+        "the batch does not add up: global = micro x accumulation x data, but {micro} x {accumulation} x {data} = "
+        "{product}, not {global_batch}",
+        "{advice}",
+        "The global batch is the number of sequences of one optimizer step. Any two of global_batch_size, "
+        "micro_batch_size and accumulation give the third; the data-parallel size comes from the layout.",
+    ),
+    "S202": Wording(
+        "global_batch_size {global_batch} does not divide over {data} data-parallel ranks (world / (tensor x context x "
+        "pipeline))",
+        "global_batch_size may be {legal}",
+        "Every data-parallel rank takes the same number of sequences of each step. Only data-parallel ranks count: "
+        "tensor and pipeline ranks share theirs.",
+    ),
+    "S203": Wording(
+        "the batch ramp from {start} to {global_batch} is not a whole number of increments of {increment}",
+        "the increment may be {legal}",
+        "A ramp [start, increment, samples] grows the global batch from start to global_batch_size in equal steps.",
+    ),
+    "S204": Wording(
+        "the batch ramp has sizes that are not multiples of micro {micro} x data {data} = {unit}: {bad}",
+        "choose start and increment as multiples of {unit}, or a smaller micro_batch_size",
+        "Every level of the ramp must be made of whole micro-batches on every data-parallel rank. All levels are "
+        "checked before launch.",
+    ),
+    "S205": Wording(
+        "the batch ramp starts at {start}, not below global_batch_size {global_batch}",
+        "start the ramp below the global batch, or leave it out",
+        "A ramp only grows.",
+    ),
+    "S206": Wording(
+        "the interleaved schedules need a number of micro-batches that {pipeline} ranks divide; accumulation is "
+        "{accumulation}",
+        "batch.accumulation may be {legal}",
+        "Interleaved schedules hand model chunks round the pipeline in groups of as many micro-batches as ranks.",
+    ),
+    # --- S3: length, learning rate, the rest -------------------------------------------------------------------------
+    "S301": Wording(
+        "{count} lengths are given ({names}); a run has one",
+        "keep one of length.steps, length.samples and length.tokens",
+        "The run's length is stated once; the others follow from the batch.",
+    ),
+    "S302": Wording(
+        "the warm-up is given {count} times ({names})",
+        "keep one of warmup_fraction, warmup_steps and warmup_samples",
+        "The warm-up is stated once.",
+    ),
+    "S303": Wording(
+        "the decay is given twice (decay_steps and decay_samples)",
+        "keep one of them",
+        "The decay is stated once.",
+    ),
+    "S304": Wording(
+        "the warm-up ends after {warmup:,} samples ({warmup_origin}), but the decay already ends after {decay:,} "
+        "({decay_origin})",
+        "shorten the warm-up below {decay:,} samples ({decay_steps:,} steps) or lengthen the decay",
+        "The rate rises over the warm-up and then decays until the end of the decay, so the warm-up must be shorter. "
+        "Amounts given in steps are converted through the batch sizes of the run.",
+    ),
+    "S305": Wording(
+        "the minimum rate {minimum:g} is above the peak {peak:g}",
+        "set learning_rate.minimum at most {peak:g}",
+        "The rate decays from peak to minimum.",
+    ),
+    "S306": Wording(
+        "cannot read the split {split!r}",
+        'write up to three weights for training, validation and test, for example "949,50,1"',
+        "The split divides the documents of data.train in proportion to its weights.",
+    ),
+    "S307": Wording(
+        "length.tokens = {tokens:,} is less than one step of {per_step:,} tokens",
+        "ask for at least one step, or a smaller batch",
+        "A run takes whole steps: the number of tokens is divided by the tokens of a step, rounded up.",
+    ),
+    "S308": Wording(
+        "{option} works on the query, key and value of one sequence in full, which {conflict} does not give",
+        "{advice}",
+        "Some options cannot be combined; the reason stands in the message.",
+    ),
+    # --- R: records --------------------------------------------------------------------------------------------------
+    "R001": Wording(
+        "{path} is not a run folder: {missing} is missing",
+        "give a folder that `steelyard train` wrote",
+        "A run folder holds run.toml, environment.json and metrics.jsonl.",
+    ),
+    "R002": Wording(
+        "{path}:{line} is not a record line: {detail}",
+        "remove the line, or take the folder's last complete copy",
+        "metrics.jsonl holds one JSON object a line. A cut last line (a killed run) is accepted; any other bad line is "
+        "an error, because what it held would be lost silently.",
+    ),
+    "R003": Wording(
+        "{path} is a record of version {found}, this steelyard reads up to {known}",
+        "upgrade steelyard",
+        "Records carry the version of their schema. Older versions are read; newer ones may mean something else.",
+    ),
+    # --- H: hardware -------------------------------------------------------------------------------------------------
+    "H001": Wording(
+        "unknown chip {chip!r}",
+        "{suggestion}",
+        "Peaks are dense figures from data sheets, listed with their source in hardware/chips.toml. A chip that is not "
+        "there has no peak: nothing is assumed.",
+    ),
+}

@@ -1,0 +1,45 @@
+"""`[parallel]`: how the ranks share the work."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from steelyard.spec.section import Section
+
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"]
+Size = Annotated[int, Field(ge=1)]
+
+
+class Parallel(Section):
+    """The mesh. World size = data x context x tensor x pipeline; the loader replaces `data = "auto"` by a number."""
+
+    tensor: Size = 1
+    sequence: bool = False
+    context: Size = 1
+    pipeline: Size = 1
+    stages: Literal["balanced"] | Annotated[tuple[Size, ...], Field(strict=False)] = "balanced"
+    pipeline_schedule: Schedule = "1f1b"
+    virtual: Size = 1
+    data: Size = 1
+    replicate: Size = 1
+    zero: Literal[0, 1, 2, 3] = 1
+    compile: bool = False
+
+    @property
+    def model_ranks(self) -> int:
+        """Ranks that hold one copy of the model between them."""
+        return self.tensor * self.context * self.pipeline
+
+    @property
+    def world_size(self) -> int:
+        return self.model_ranks * self.data
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages in all: ranks along the pipeline x model chunks on each."""
+        return self.pipeline * self.virtual
+
+    @property
+    def shard(self) -> int:
+        """Data ranks that share one set of ZeRO shards."""
+        return self.data // self.replicate

@@ -1,0 +1,154 @@
+"""The whole run: every section, and what follows from them together."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from steelyard.spec.batch import Batch, complete
+from steelyard.spec.data import Data, Evaluation
+from steelyard.spec.model import Model
+from steelyard.spec.optimizer import LearningRate, Optimizer
+from steelyard.spec.parallel import Parallel
+from steelyard.spec.precision import Precision, Recompute
+from steelyard.spec.section import Section
+
+DEFAULT_GLOBAL_BATCH = 64
+Amount = Annotated[int, Field(ge=0)]
+
+
+class Length(Section):
+    """How long the run is: exactly one of the three is set."""
+
+    steps: Annotated[int, Field(ge=1)] | None = None
+    samples: Annotated[int, Field(ge=1)] | None = None
+    tokens: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default(cls, given: Any) -> Any:
+        return {"steps": 100} if given == {} else given
+
+
+class Checkpoint(Section):
+    """A checkpoint is also written at the end and on a stop signal. 0 switches an interval off."""
+
+    every_steps: Amount = 1000
+    every_minutes: float = Field(0.0, ge=0)
+    keep: int = Field(3, ge=1)
+    asynchronous: bool = True
+    load: str = ""
+
+
+class Record(Section):
+    folder: str
+    every_steps: int = Field(1, ge=1)
+    tensorboard: bool = True
+
+
+class Stop(Section):
+    """Reasons to stop before the end; 0 or "" switches one off.
+
+    A step with a non-finite loss or gradient norm is always shown and counted and never updates the weights; `on_nan`
+    says whether the run goes on after it, and `nan_limit` how many in a row it survives. A rank that waits longer than
+    `hang_seconds` for another ends the run.
+    """
+
+    minutes: float = Field(0.0, ge=0)
+    step_multiple: Amount = 0
+    file: str = ""
+    on_nan: Literal["skip", "stop"] = "skip"
+    nan_limit: int = Field(10, ge=1)
+    hang_seconds: float = Field(600.0, gt=0)
+
+
+class Hardware(Section):
+    """`chip` is a name in hardware/chips.toml; "" means unknown, and unknown stays unknown."""
+
+    chip: str = ""
+    devices_per_node: int = Field(8, ge=1)
+
+
+class Engine(Section):
+    """The framework a plan is made for, and what only that framework knows."""
+
+    framework: str = "steelyard"
+    version: str = ""
+
+
+class Identity(Section):
+    """The keys that stand before the first section."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    seed: int = Field(1234, ge=0, lt=2**32)
+
+
+class Run(Identity):
+    """A legal run. Building one checks every rule that spans sections.
+
+    Raises `errors.UserError` with all broken rules at once.
+    """
+
+    model: Model = Field(default_factory=lambda: Model.model_validate({}))
+    parallel: Parallel = Parallel()
+    batch: Batch
+    precision: Precision = Field(default_factory=lambda: Precision.model_validate({}))
+    recompute: Recompute = Recompute()
+    optimizer: Optimizer = Optimizer()
+    learning_rate: LearningRate = LearningRate()
+    length: Length = Length(steps=100)
+    data: Data = Data()
+    evaluation: Evaluation = Evaluation()
+    checkpoint: Checkpoint = Checkpoint()
+    record: Record
+    stop: Stop = Stop()
+    hardware: Hardware = Hardware()
+    engine: Engine = Engine()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {**given, "batch": complete_batch(given), "record": complete_record(given)}
+
+    @model_validator(mode="after")
+    def _legal(self) -> "Run":
+        from steelyard.spec.check import problems
+        from steelyard.spec.errors import UserError
+
+        if found := problems({name: getattr(self, name) for name in type(self).model_fields}):
+            raise UserError(found)
+        return self
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one full global batch (after any ramp)."""
+        return self.batch.global_batch_size * self.model.seq_length
+
+    @property
+    def padded_vocab_size(self) -> int:
+        return self.model.padded_vocab_size(self.parallel.tensor)
+
+
+def complete_batch(given: dict[str, Any]) -> Any:
+    """`[batch]` with the missing of global, micro and accumulation derived; wrong types are left to the fields."""
+    batch, parallel = given.get("batch", {}), given.get("parallel", {})
+    if isinstance(parallel, Parallel):
+        parallel = parallel.model_dump()
+    if not isinstance(batch, dict) or not isinstance(parallel, dict):
+        return batch
+    keys = ("global_batch_size", "micro_batch_size", "accumulation")
+    sizes = {**{key: batch.get(key) for key in keys}, "data": parallel.get("data", 1)}
+    sizes["pipeline"] = parallel.get("pipeline", 1)
+    if not all(n is None or (isinstance(n, int) and not isinstance(n, bool) and n > 0) for n in sizes.values()):
+        return {**dict.fromkeys(keys, 1), **batch}
+    if not any(batch.get(key) for key in keys):
+        sizes["global_batch_size"] = DEFAULT_GLOBAL_BATCH
+    return {**batch, **dict(zip(keys, complete(**sizes), strict=True))}
+
+
+def complete_record(given: dict[str, Any]) -> Any:
+    record = given.get("record", {})
+    if isinstance(record, dict):
+        return {"folder": f"runs/{given.get('name', 'run')}", **record}
+    return record
