@@ -1,1 +1,1 @@
-
+"""The network on one device. It knows no mesh: everything distributed is applied from outside (parallel/)."""
