@@ -340,6 +340,46 @@ CATALOGUE: dict[str, Wording] = {
         "upgrade steelyard",
         "Records carry the version of their schema. Older versions are read; newer ones may mean something else.",
     ),
+    "R004": Wording(
+        "another run is writing into {path}",
+        "wait for it, stop it, or choose another record.folder",
+        "A run folder belongs to one run at a time; it is locked while a run writes there.",
+    ),
+    "R005": Wording(
+        "cannot write the run folder {path}: {detail}",
+        "choose a record.folder on a disk that can be written",
+        "The run folder is made before anything else, so that a run that cannot be recorded never starts.",
+    ),
+    # --- P: predictions and plans ------------------------------------------------------------------------------------
+    "P001": Wording(
+        "a plan set must be a list of key=value, not {text!r}",
+        "for example --set parallel.tensor=2,parallel.pipeline=4",
+        "Each --set is one layout that the plan lays beside the others: the run file with these values replaced. "
+        "Commas separate the values; commas inside brackets or quotes do not.",
+    ),
+    "P002": Wording(
+        "no framework called {name!r} is known",
+        "{suggestion}",
+        "`steelyard plan --as FRAMEWORK` prints what that framework would report for this run.",
+    ),
+    "P003": Wording(
+        "{share:.0%} of the peak of {chip} ({peak:g} TFLOP/s in {dtype}) is impossible",
+        "check hardware.chip, the seconds per step and the number of devices",
+        "Utilization is FLOP/s per device over the chip's dense peak. Above 100 % one of three numbers is wrong: the "
+        "chip is another one, the time leaves something out, or the FLOPs count work that is not done.",
+    ),
+    # --- F: other frameworks -----------------------------------------------------------------------------------------
+    "F001": Wording(
+        "cannot read the Hugging Face configuration: {detail}",
+        "give a model's config.json",
+        "`steelyard plan` takes a run file, or the config.json of a GPT-2 or Llama model.",
+    ),
+    "F002": Wording(
+        "{key} = {value} of a Hugging Face {kind} model cannot be said in a run file",
+        "{advice}",
+        "A value that changes the network and that a run file has no word for is refused, because leaving it out would "
+        "count another model.",
+    ),
     # --- H: hardware -------------------------------------------------------------------------------------------------
     "H001": Wording(
         "unknown chip {chip!r}",
