@@ -1,1 +1,1 @@
-
+"""RECORDED: one schema for our runs and everyone else's."""

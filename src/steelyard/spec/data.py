@@ -9,13 +9,17 @@ from steelyard.spec.section import Section
 # A prefix of a .bin/.idx pair, or [weight, prefix].
 Source = str | Annotated[tuple[float, str], Field(strict=False)]
 Sources = Annotated[tuple[Source, ...], Field(strict=False)]
+SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 
 
 class Data(Section):
-    """`train` alone is divided by `split`; with `validation` or `test` given, each file is used whole."""
+    """`train` alone is divided by `split`; with `validation` or `test` given, each file is used whole.
+
+    `validation` may be a table of named sets, which are evaluated one by one.
+    """
 
     train: Sources = ()
-    validation: Sources = ()
+    validation: Sources | dict[SetName, Sources] = ()
     test: Sources = ()
     split: str = "949,50,1"
     tokenizer: str = "byte"

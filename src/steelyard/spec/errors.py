@@ -380,6 +380,123 @@ CATALOGUE: dict[str, Wording] = {
         "A value that changes the network and that a run file has no word for is refused, because leaving it out would "
         "count another model.",
     ),
+    # --- D: data -----------------------------------------------------------------------------------------------------
+    "D001": Wording(
+        "there is no data set here: {missing} is missing",
+        "{advice}",
+        "A data set is named by its prefix and consists of PREFIX.bin (token ids) and PREFIX.idx (where each sequence "
+        "lies), as `steelyard data prepare` and Megatron-LM write them.",
+    ),
+    "D002": Wording(
+        "this is not a usable token index: {detail}",
+        "check that the file was copied whole, or prepare it again",
+        "PREFIX.idx starts with the magic MMIDIDX, a version and a dtype code; its size follows from the number of "
+        "sequences and documents it states. Anything else is refused before it is read as tokens.",
+    ),
+    "D003": Wording(
+        "index and tokens do not belong together: the .bin file has {found:,} bytes, its .idx describes {expected:,}",
+        "copy both files again from one place, or prepare the data again",
+        "The last sequence of the index must end where the token file ends.",
+    ),
+    "D004": Wording(
+        "the data hold token id {id}; the model has a vocabulary of {vocab_size:,}",
+        "set model.vocab_size to the size of the data's tokenizer, or prepare the data with this model's tokenizer",
+        "An id at or above vocab_size has no row in the embedding table. It is never wrapped or clipped, because that "
+        "trains on other tokens than the text holds.",
+    ),
+    "D005": Wording(
+        "document {document} holds token id {id}, which {dtype} cannot hold",
+        "leave the dtype out (it then follows from the vocabulary) or take int32",
+        "Token files have one dtype. uint16 holds ids up to 65,535; a larger id would come back as another token.",
+    ),
+    "D006": Wording(
+        'the {name} part of the split "{split}" is empty: {part:,} of {sequences:,} documents, without a token',
+        "choose a data.split that gives it at least one document, name files of its own in data.validation, or set "
+        "evaluation.steps = 0",
+        "The split divides documents in proportion and rounds its boundaries, so that a small share of few documents "
+        "comes to none. `steelyard data split PREFIX WEIGHTS` shows what a split comes to.",
+    ),
+    "D007": Wording(
+        "cannot use the tokenizer {name!r}: {detail}",
+        'give "byte", a tokenizer.json, a folder with vocab.json and merges.txt, or "ids:EOD" for lists of token ids',
+        "A tokenizer is named as in a run file's data.tokenizer.",
+    ),
+    "D008": Wording(
+        "mask_loss_at_eod, reset_positions and reset_attention need the id that ends a document, and neither the "
+        "tokenizer {name!r} nor a manifest beside the data tells it",
+        'set data.tokenizer to the tokenizer of the data, or to "ids:EOD" (for example "ids:50256")',
+        "The id comes from the tokenizer of data.tokenizer, else from the PREFIX.json that `steelyard data prepare` "
+        "writes. It is not needed without these options.",
+    ),
+    "D009": Wording(
+        "appending the end of document needs a token for it, and the tokenizer {name!r} has none",
+        "add a special token such as <|endoftext|> to the tokenizer, or use --no-append-eod",
+        "Between documents stands the id that ends one. It is known before any text is read.",
+    ),
+    "D010": Wording(
+        "this input cannot be used: {reason}",
+        "mend the line, or leave bad ones out (and counted) with --on-bad skip",
+        "Inputs are checked when they are prepared, so that training never meets a bad one.",
+    ),
+    "D011": Wording(
+        "the weights of a mixture must all be given and above 0: {weights}",
+        "write data as [weight, prefix] pairs with positive weights, leave a data set with weight 0 out, and use at "
+        "most {most:,} data sets",
+        "Either every data set has a weight, or none has; then each is used once.",
+    ),
+    "D012": Wording(
+        "{asked:,} samples are asked for, the data hold {held:,}",
+        'shorten the run, or give the data sets weights ([1.0, "prefix"]): they are then repeated as often as needed',
+        "Several data sets without weights are used for one epoch, as in Megatron.",
+    ),
+    "D013": Wording(
+        "there is nothing to prepare here",
+        "give JSON-lines files (.jsonl, .json, also .gz or .zst), text files, folders that hold some, or - for "
+        "standard input",
+        "Every input named must exist, and a folder or pattern must match at least one file.",
+    ),
+    "D014": Wording(
+        "{samples:,} samples from {tokens:,} tokens are {epochs:,} epochs; their order takes {need:,.1f} GiB, this "
+        "machine has {memory:,.1f}",
+        "shorten the run or use more data; check length and model.seq_length for a mistyped number",
+        "The order of all documents of all epochs is shuffled in memory, once. Numbers that do not fit in 32 bits are "
+        "kept in 64; nothing wraps.",
+    ),
+    "D015": Wording(
+        "the order of the samples is not built yet",
+        "the first rank builds it before the others read it; is data.cache on a file system that all ranks see?",
+        "The indices are built once and read by every rank from data.cache.",
+    ),
+    "D016": Wording(
+        "cannot write here: {detail}",
+        "choose a folder that can be written and has room",
+        "Indices and token files are written to a temporary name first and renamed when they are whole.",
+    ),
+    "D017": Wording(
+        "the run names no training data",
+        'set data.train = ["prefix"], made with `steelyard data prepare`',
+        "Every run trains on at least one data set.",
+    ),
+    "D018": Wording(
+        "document {document} has {tokens:,} tokens; a sequence of a token file holds at most 2,147,483,647",
+        "divide the document",
+        "Lengths are 32-bit numbers in the file format.",
+    ),
+    "D019": Wording(
+        "cannot use the manifest: {detail}",
+        "prepare the data with `steelyard data prepare`, which writes it; a run works without one",
+        "PREFIX.json says from which inputs, with which tokenizer and with which losses a token file was made.",
+    ),
+    "D020": Wording(
+        "{rule}",
+        "{advice}",
+        "The parts of a data set that was prepared in shards must be complete, disjoint and made in one way.",
+    ),
+    "D021": Wording(
+        "another process is preparing this output",
+        "wait for it, or choose another --output",
+        "Two writers of one file would destroy each other's work.",
+    ),
     # --- H: hardware -------------------------------------------------------------------------------------------------
     "H001": Wording(
         "unknown chip {chip!r}",

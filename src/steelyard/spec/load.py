@@ -65,10 +65,10 @@ def load(path: str | Path, overrides: Sequence[str] = (), world: int | None = No
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as failure:
-        line = re.search(r"line (\d+)", str(failure))
+        found = re.search(r"line (\d+)", str(failure))
+        line = found.group(1) if found else max(1, len(text.splitlines()))
         advice = "true and false are lower case; text needs quotes; a key or table may stand only once"
-        place = f"{path}:{line.group(1)}" if line else str(path)
-        raise error("S001", place=place, detail=str(failure), advice=advice) from None
+        raise error("S001", place=f"{path}:{line}", detail=str(failure), advice=advice) from None
     except RecursionError:
         raise error("S001", place=str(path), detail="it is nested too deeply", advice="flatten it") from None
     origins = {key: Origin(f"{path}:{number}") for key, number in key_lines(text)}

@@ -65,7 +65,8 @@ class Model(Section):
         """Add what the kind and the other sizes imply; a value of the wrong type is left for the field to refuse."""
         if not isinstance(given, dict):
             return given
-        values = {**KIND_DEFAULTS.get(given.get("kind", "gpt2"), KIND_DEFAULTS["gpt2"]), **given}
+        kind = given.get("kind", "gpt2")
+        values = {**KIND_DEFAULTS[kind if isinstance(kind, str) and kind in KIND_DEFAULTS else "gpt2"], **given}
         hidden, heads = values.get("hidden_size", 768), values.get("num_attention_heads", 12)
         if _count(hidden) and _count(heads):
             values.setdefault("head_dim", max(1, hidden // heads))
@@ -76,7 +77,7 @@ class Model(Section):
         values.setdefault("num_query_groups", heads if _count(heads) else 1)
         seq_length = values.get("seq_length", 1024)
         values.setdefault("max_position_embeddings", seq_length if _count(seq_length) else 1)
-        values.setdefault("qkv_bias", values["bias"])
+        values.setdefault("qkv_bias", values["bias"] is True)
         return values
 
     @property
