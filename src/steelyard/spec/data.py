@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from steelyard.spec.section import Section
 
@@ -10,6 +10,11 @@ from steelyard.spec.section import Section
 Source = str | Annotated[tuple[float, str], Field(strict=False)]
 Sources = Annotated[tuple[Source, ...], Field(strict=False)]
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+# One validation set, or a table of named ones.
+Validation = Annotated[
+    Annotated[Sources, Tag("list")] | Annotated[dict[SetName, Sources], Tag("table")],
+    Discriminator(lambda value: "table" if isinstance(value, dict) else "list"),
+]
 
 
 class Data(Section):
@@ -19,7 +24,7 @@ class Data(Section):
     """
 
     train: Sources = ()
-    validation: Sources | dict[SetName, Sources] = ()
+    validation: Validation = ()
     test: Sources = ()
     split: str = "949,50,1"
     tokenizer: str = "byte"

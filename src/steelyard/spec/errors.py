@@ -497,6 +497,21 @@ CATALOGUE: dict[str, Wording] = {
         "wait for it, or choose another --output",
         "Two writers of one file would destroy each other's work.",
     ),
+    "D022": Wording(
+        "a vocabulary of {vocab_size:,} ids does not fit the dtype {dtype}",
+        "leave --dtype out (it follows from the vocabulary), or take int32",
+        "uint16 holds ids up to 65,535. A larger id would wrap to another token.",
+    ),
+    "D023": Wording(
+        "cannot read this input: {detail}",
+        "check the file; one that was cut while it was copied or compressed has to be made again",
+        "A file that ends in the middle of its compressed stream would silently lose documents.",
+    ),
+    "D024": Wording(
+        "a worker process was ended from outside, most likely for memory",
+        "run the same command again to go on from where it was, with fewer --workers",
+        "Tokenizing runs in several processes. What was written so far is kept.",
+    ),
     # --- H: hardware -------------------------------------------------------------------------------------------------
     "H001": Wording(
         "unknown chip {chip!r}",

@@ -1,0 +1,374 @@
+"""Documents into a token file: read, check, encode in parallel, write in order."""
+
+import fcntl
+import json
+import multiprocessing
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steelyard.data import inputs as sources
+from steelyard.data import manifest as manifests
+from steelyard.data import tokenizer as tokenizers
+from steelyard.data.inputs import STDIN, Block, Cursor, Input
+from steelyard.data.manifest import Manifest
+from steelyard.data.store import Position, Writer, dtype_for
+from steelyard.spec.errors import error
+
+SAVE_SECONDS = 10.0  # between the points from which an interrupted prepare goes on
+MOST_EXAMPLES = 10
+BYTES_PER_WORKER = 4 << 20  # below it, starting a process costs more than it saves
+QUEUED_PER_WORKER = 3
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is done to each document. `vocab_size` bounds the ids of "ids:" inputs, which no tokenizer checked."""
+
+    tokenizer: str
+    field: str
+    eod: int | None
+    keep_empty: bool
+    dtype: str
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Bytes of the inputs as they lie on disk (`total` 0 for standard input); seconds of this process."""
+
+    done: int
+    total: int
+    documents: int
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A block's documents: tokens [all], lengths [documents]; bad ones as (path, line or 0, reason)."""
+
+    tokens: NDArray
+    lengths: NDArray[np.int64]
+    read: int
+    empty: int
+    bad: list[tuple[str, int, str]]
+
+
+def prefix_for(output: str | Path, field: str) -> str:
+    """The prefix of the files for an output, as Megatron names them: data/corpus -> data/corpus_text_document."""
+    ending = f"_{field}_document"
+    return str(output) if str(output).endswith(ending) else f"{output}{ending}"
+
+
+def prepare(
+    inputs: Sequence[str | Path], output_prefix: str | Path, tokenizer: str, *, field: str = "text",
+    append_eod: bool = True, workers: int | None = None, on_bad: Literal["stop", "skip"] = "stop",
+    keep_empty: bool = False, dtype: str | None = None, shard: tuple[int, int] | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Manifest:  # fmt: skip
+    """Write OUTPUT_PREFIX.bin, .idx and .json (the manifest) from JSON-lines and text files (see `inputs`).
+
+    Documents keep the order of the inputs, whatever the number of `workers` (processes; default: one per core where the
+    inputs are large enough). Empty ones are left out and counted, or kept as a lone EOD. `shard` (i, n) takes the i-th
+    of n parts. An interrupted call is continued by the same call. Existing files are replaced once all is done.
+    Raises UserError D007 (tokenizer), D009 (no EOD), D010 (a bad document, unless `on_bad` is "skip"), D013 (no input),
+    D020 (shard), D021 (output in use), D022 (dtype), D023 (unreadable input).
+    """
+    options, manifest = _plan(tokenizer, field, append_eod, keep_empty, dtype, shard)
+    files = sources.find(inputs)
+    manifest.inputs = [each.path for each in files]
+    files = sources.shard(files, *shard) if shard else files
+    total = sum(each.size for each in files)
+    count = _workers(workers, total, any(each.path == STDIN for each in files))
+    prefix = str(output_prefix)
+    with _locked(prefix):
+        state = _State(prefix, options, files)
+        cursor, position, manifest = state.load(manifest)
+        with Writer(prefix, options.dtype, position, keep=True) as writer, _encoder(options, count) as encode:
+            started = time.monotonic()
+            for block, encoded in encode(sources.blocks(files, cursor)):
+                _record_bad(encoded, files, on_bad, manifest)
+                manifest.read += encoded.read
+                manifest.empty += encoded.empty
+                writer.add_sequences(encoded.tokens, encoded.lengths)
+                writer.end_documents(np.arange(len(encoded.lengths))[::-1])
+                state.save_sometimes(writer, block.after, manifest)
+                if progress:
+                    seconds = time.monotonic() - started
+                    progress(Progress(block.done, total, writer.num_documents, writer.num_tokens, seconds))
+            manifest.documents, manifest.tokens = writer.num_documents, writer.num_tokens
+            manifest.bin_sha256 = writer.sha256
+            writer.before_index = partial(manifests.write, prefix, manifest)
+        state.remove()
+    return manifest
+
+
+def _plan(
+    tokenizer: str, field: str, append_eod: bool, keep_empty: bool, dtype: str | None, shard: tuple[int, int] | None
+) -> tuple[Options, Manifest]:
+    """Everything that can be refused before a byte is read."""
+    known = tokenizers.load(tokenizer)
+    if append_eod and known.eod is None:
+        raise error("D009", "--append-eod", name=tokenizer)
+    if shard and not 0 <= shard[0] < shard[1]:
+        rule = f"there is no shard {shard[0]} of {shard[1]}"
+        raise error("D020", place="--shard", rule=rule, advice="shards are numbered 0/n to n-1/n")
+    chosen = np.dtype(dtype) if dtype else dtype_for(known.vocab_size)
+    if chosen.kind not in "iu" or known.vocab_size - 1 > np.iinfo(chosen).max:
+        raise error("D022", place="--dtype", vocab_size=known.vocab_size, dtype=chosen.name)
+    eod = known.eod if append_eod else None
+    options = Options(tokenizer, field, eod, keep_empty, chosen.name, known.vocab_size)
+    manifest = Manifest(tokenizer, known.hash, known.vocab_size, known.eod, append_eod, field, chosen.name, shard=shard)
+    return options, manifest
+
+
+def _workers(asked: int | None, total: int, endless: bool) -> int:
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    most = available if asked is None else asked
+    return max(1, most if endless else min(most, total // BYTES_PER_WORKER))
+
+
+def _record_bad(encoded: Encoded, files: list[Input], on_bad: str, manifest: Manifest) -> None:
+    for path, line, reason in encoded.bad:
+        example = len(manifest.examples) < MOST_EXAMPLES
+        place = _place(path, line, files) if example or on_bad == "stop" else ""
+        if on_bad == "stop":
+            raise error("D010", place=place, reason=reason)
+        kind = reason.partition(":")[0]
+        manifest.skipped[kind] = manifest.skipped.get(kind, 0) + 1
+        if example:
+            manifest.examples.append(f"{place}: {reason}")
+
+
+def _place(path: str, line: int, files: list[Input]) -> str:
+    if not line:
+        return path
+    before = next((sources.lines_before(each) for each in files if each.path == path), 0)
+    return f"{'standard input' if path == STDIN else path}:{before + line}"
+
+
+# --- encoding, in this process or in others ---------------------------------------------------------------------------
+
+Stream = Iterator[tuple[Block, Encoded]]
+
+
+@contextmanager
+def _encoder(options: Options, workers: int) -> Iterator[Callable[[Iterator[Block]], Stream]]:
+    """A function from blocks to encoded blocks, in the same order."""
+    if workers == 1:
+        encode = _Encoder(options)
+        yield lambda blocks: ((block, encode(block)) for block in blocks)
+        return
+    context = multiprocessing.get_context("spawn")  # forked processes would inherit locks of the tokenizer's threads
+    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(options,))
+    try:
+        yield lambda blocks: _in_parallel(pool, blocks, workers * QUEUED_PER_WORKER)
+    except BrokenProcessPool:
+        raise error("D024", place="data prepare") from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _in_parallel(pool: ProcessPoolExecutor, blocks: Iterator[Block], most: int) -> Stream:
+    """At most `most` blocks are in memory, however large the input."""
+    waiting: deque[tuple[Block, Future[Encoded]]] = deque()
+    for block in blocks:
+        waiting.append((replace(block, parts=[]), pool.submit(_encode_in_worker, block)))
+        if len(waiting) >= most:
+            done, future = waiting.popleft()
+            yield done, future.result()
+    while waiting:
+        done, future = waiting.popleft()
+        yield done, future.result()
+
+
+_worker_encoder: "list[_Encoder]" = []
+
+
+def _start_worker(options: Options) -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _worker_encoder.append(_Encoder(options))
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A killed parent cannot end its workers."""
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        os._exit(1)
+
+
+def _encode_in_worker(block: Block) -> Encoded:
+    return _worker_encoder[0](block)
+
+
+class _Encoder:
+    def __init__(self, options: Options):
+        self.options, self.tokenizer = options, tokenizers.load(options.tokenizer)
+        self.takes_ids = isinstance(self.tokenizer, tokenizers.Ids)
+
+    def __call__(self, block: Block) -> Encoded:
+        documents: list[Any] = []
+        bad: list[tuple[str, int, str]] = []
+        for path, before, content in block.parts:
+            found = self._lines(content) if block.lines else [(0, self._text(content))]
+            for line, document in found:
+                if isinstance(document, _Bad):
+                    bad.append((path, before + line if line else 0, str(document)))
+                else:
+                    documents.append(document)
+        read = len(documents) + len(bad)
+        kept = [document for document in documents if self.options.keep_empty or not _is_empty(document)]
+        tokens, lengths = self._tokens(kept)
+        return Encoded(tokens, lengths, read, len(documents) - len(kept), bad)
+
+    def _lines(self, content: bytes) -> Iterator[tuple[int, Any]]:
+        """(line number from 1, document or what is wrong with it), blank lines left out."""
+        try:
+            lines: Sequence[str | bytes] = content.decode("utf-8").split("\n")
+        except UnicodeDecodeError:
+            lines = content.split(b"\n")
+        for number, line in enumerate(lines, 1):
+            if line and not line.isspace():
+                try:
+                    yield number, self._document(line)
+                except _Bad as bad:
+                    yield number, bad
+
+    def _document(self, line: str | bytes) -> Any:
+        """The field of one line: text, or ids [tokens]. Raises _Bad."""
+        try:
+            text = line if isinstance(line, str) else line.decode("utf-8")
+            record = json.loads(text.removeprefix("\ufeff"))
+        except UnicodeDecodeError as failure:
+            raise _Bad(f"not UTF-8: byte {failure.object[failure.start]:#04x} at column {failure.start + 1}") from None
+        except json.JSONDecodeError as failure:
+            raise _Bad(f"not JSON: {failure.msg} at column {failure.colno}") from None
+        except RecursionError:
+            raise _Bad("not JSON: nested too deeply") from None
+        except ValueError as failure:
+            raise _Bad(f"not JSON: {failure}") from None
+        if not isinstance(record, dict):
+            raise _Bad("not an object with a field for the text")
+        if self.options.field not in record:
+            raise _Bad(f"no field {self.options.field!r}")
+        value = record[self.options.field]
+        return self._ids(value) if self.takes_ids else _checked(value, self.options.field)
+
+    def _ids(self, value: Any) -> NDArray:
+        """Token ids [tokens] that are in the vocabulary. Raises _Bad."""
+        if not isinstance(value, list) or any(type(i) is not int for i in value):
+            raise _Bad(f"field {self.options.field!r} is not a list of token ids")
+        outside = next((i for i in value if not 0 <= i < self.options.vocab_size), None)
+        if outside is not None:
+            raise _Bad(f"token id outside the vocabulary of {self.options.vocab_size:,}: {outside}")
+        return np.array(value, np.int64)
+
+    def _text(self, content: bytes) -> Any:
+        try:
+            return content.decode("utf-8-sig")
+        except UnicodeDecodeError as failure:
+            return _Bad(f"not UTF-8: byte {content[failure.start]:#04x} at byte {failure.start + 1}")
+
+    def _tokens(self, documents: list[Any]) -> tuple[NDArray, NDArray[np.int64]]:
+        """All tokens, EOD included, and the number of each document's."""
+        dtype, eod = np.dtype(self.options.dtype), self.options.eod
+        ids = documents if self.takes_ids else self.tokenizer.encode_batch(documents)
+        if eod is not None:
+            end = np.array([eod])
+            tokens = np.concatenate([part for each in ids for part in (each, end)] or [end[:0]])
+        else:
+            tokens = np.concatenate([*ids, np.empty(0, np.int32)])
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids)) + (eod is not None)
+        return tokens.astype(dtype), lengths
+
+
+class _Bad(Exception):
+    """Why a document cannot be used."""
+
+
+def _checked(value: Any, field: str) -> str:
+    if not isinstance(value, str):
+        kinds = {type(None): "null", bool: "true or false", int: "a number", float: "a number", list: "a list"}
+        raise _Bad(f"field {field!r} is {kinds.get(type(value), 'an object')}, not text")
+    if not value.isascii():
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            raise _Bad("the text holds half of a surrogate pair") from None
+    return value
+
+
+def _is_empty(document: Any) -> bool:
+    return document.isspace() or not document if isinstance(document, str) else not len(document)
+
+
+# --- going on after an interruption -----------------------------------------------------------------------------------
+
+
+class _State:
+    """PREFIX.state.partial: how far an unfinished call has come, and for which work."""
+
+    def __init__(self, prefix: str, options: Options, files: list[Input]):
+        self.path = Path(f"{prefix}.state.partial")
+        self.resumable = all(each.path != STDIN for each in files)
+        stamps = [os.stat(each.path).st_mtime_ns if self.resumable else 0 for each in files]
+        self.work = json.loads(json.dumps([asdict(options), [asdict(each) for each in files], stamps]))
+        self.saved = time.monotonic()
+
+    def load(self, manifest: Manifest) -> tuple[Cursor, Position | None, Manifest]:
+        """Where to go on: the start, unless the same work was interrupted."""
+        try:
+            state = json.loads(self.path.read_text("utf-8"))
+        except (OSError, ValueError):
+            return Cursor(), None, manifest
+        if not self.resumable or state["work"] != self.work:
+            return Cursor(), None, manifest
+        counts = {key: state["manifest"][key] for key in ("read", "empty", "skipped", "examples")}
+        return Cursor(**state["cursor"]), Position(**state["position"]), replace(manifest, **counts)
+
+    def save_sometimes(self, writer: Writer, cursor: Cursor, manifest: Manifest) -> None:
+        if not self.resumable or time.monotonic() - self.saved < SAVE_SECONDS:
+            return
+        state = {"work": self.work, "cursor": asdict(cursor), "position": asdict(writer.position()),
+                 "manifest": asdict(manifest)}  # fmt: skip
+        beside = Path(f"{self.path}.new")
+        beside.write_text(json.dumps(state), "utf-8")
+        os.replace(beside, self.path)
+        self.saved = time.monotonic()
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(prefix: str) -> Iterator[None]:
+    """Keep other processes from preparing the same output. A file system without locks is used without."""
+    path = Path(f"{prefix}.lock.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "w")  # noqa: SIM115  closed below
+    except OSError as failure:
+        raise error("D016", place=str(path.parent), detail=failure.strerror or str(failure)) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise error("D021", place=prefix) from None
+        except OSError:
+            pass
+        yield
+        path.unlink(missing_ok=True)
