@@ -1,0 +1,1 @@
+"""Stand-alone calculators."""

@@ -1,0 +1,1 @@
+"""DeepSpeed's pipeline engine, as Megatron-DeepSpeed and GPT-NeoX use it."""

@@ -1,0 +1,1 @@
+"""BigScience's and DeepSpeed's forks of Megatron-LM."""
