@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from steelyard.cli import check, explain
+from steelyard.cli import check, data, explain
 
 app = typer.Typer(
     name="steelyard",
@@ -16,6 +16,7 @@ app = typer.Typer(
 )
 app.command("check", help=check.HELP)(check.check)
 app.command("explain", help=explain.HELP)(explain.explain)
+app.add_typer(data.app, name="data", help=data.HELP)
 
 
 @app.callback(invoke_without_command=True)

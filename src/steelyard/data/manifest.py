@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steelyard.spec.errors import error
+from steelyard.spec.errors import UserError, error
 
 VERSION = 1
+MOST_EXAMPLES = 10
 
 
 @dataclass
@@ -64,6 +65,14 @@ def read(prefix: str | Path) -> Manifest:
         raise error("D019", place=str(place), detail=failure.strerror or str(failure)) from None
     except (ValueError, TypeError, KeyError, AttributeError):
         raise error("D019", place=str(place), detail="it is not a manifest") from None
+
+
+def find(prefix: str | Path) -> Manifest | None:
+    """The same, None where there is none that can be read."""
+    try:
+        return read(prefix)
+    except UserError:
+        return None
 
 
 def write(prefix: str | Path, manifest: Manifest) -> None:

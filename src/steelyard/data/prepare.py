@@ -22,27 +22,26 @@ from numpy.typing import NDArray
 from steelyard.data import inputs as sources
 from steelyard.data import manifest as manifests
 from steelyard.data import tokenizer as tokenizers
+from steelyard.data.documents import Bad, Reader, is_empty
 from steelyard.data.inputs import STDIN, Block, Cursor, Input
-from steelyard.data.manifest import Manifest
+from steelyard.data.manifest import MOST_EXAMPLES, Manifest
 from steelyard.data.store import Position, Writer, dtype_for
 from steelyard.spec.errors import error
 
 SAVE_SECONDS = 10.0  # between the points from which an interrupted prepare goes on
-MOST_EXAMPLES = 10
 BYTES_PER_WORKER = 4 << 20  # below it, starting a process costs more than it saves
 QUEUED_PER_WORKER = 3
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is done to each document. `vocab_size` bounds the ids of "ids:" inputs, which no tokenizer checked."""
+    """What is done to each document; `eod` is the id to append, None for none."""
 
     tokenizer: str
     field: str
     eod: int | None
     keep_empty: bool
     dtype: str
-    vocab_size: int
 
 
 @dataclass(frozen=True)
@@ -58,13 +57,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A block's documents: tokens [all], lengths [documents]; bad ones as (path, line or 0, reason)."""
+    """A block's documents: tokens [all], lengths [documents]; `read` and `empty` are counts."""
 
     tokens: NDArray
     lengths: NDArray[np.int64]
     read: int
     empty: int
-    bad: list[tuple[str, int, str]]
+    bad: list[Bad]
 
 
 def prefix_for(output: str | Path, field: str) -> str:
@@ -97,7 +96,7 @@ def prepare(
     with _locked(prefix):
         state = _State(prefix, options, files)
         cursor, position, manifest = state.load(manifest)
-        with Writer(prefix, options.dtype, position, keep=True) as writer, _encoder(options, count) as encode:
+        with Writer(prefix, options.dtype, position) as writer, _encoder(options, count) as encode:
             started = time.monotonic()
             for block, encoded in encode(sources.blocks(files, cursor)):
                 _record_bad(encoded, files, on_bad, manifest)
@@ -130,7 +129,7 @@ def _plan(
     if chosen.kind not in "iu" or known.vocab_size - 1 > np.iinfo(chosen).max:
         raise error("D022", place="--dtype", vocab_size=known.vocab_size, dtype=chosen.name)
     eod = known.eod if append_eod else None
-    options = Options(tokenizer, field, eod, keep_empty, chosen.name, known.vocab_size)
+    options = Options(tokenizer, field, eod, keep_empty, chosen.name)
     manifest = Manifest(tokenizer, known.hash, known.vocab_size, known.eod, append_eod, field, chosen.name, shard=shard)
     return options, manifest
 
@@ -142,22 +141,22 @@ def _workers(asked: int | None, total: int, endless: bool) -> int:
 
 
 def _record_bad(encoded: Encoded, files: list[Input], on_bad: str, manifest: Manifest) -> None:
-    for path, line, reason in encoded.bad:
+    for bad in encoded.bad:
         example = len(manifest.examples) < MOST_EXAMPLES
-        place = _place(path, line, files) if example or on_bad == "stop" else ""
+        place = _place(bad, files) if example or on_bad == "stop" else ""
         if on_bad == "stop":
-            raise error("D010", place=place, reason=reason)
-        kind = reason.partition(":")[0]
+            raise error("D010", place=place, reason=bad.reason)
+        kind = bad.reason.partition(":")[0]
         manifest.skipped[kind] = manifest.skipped.get(kind, 0) + 1
         if example:
-            manifest.examples.append(f"{place}: {reason}")
+            manifest.examples.append(f"{place}: {bad.reason}")
 
 
-def _place(path: str, line: int, files: list[Input]) -> str:
-    if not line:
-        return path
-    before = next((sources.lines_before(each) for each in files if each.path == path), 0)
-    return f"{'standard input' if path == STDIN else path}:{before + line}"
+def _place(bad: Bad, files: list[Input]) -> str:
+    if not bad.line:
+        return bad.path
+    before = next((sources.lines_before(each) for each in files if each.path == bad.path), 0)
+    return f"{'standard input' if bad.path == STDIN else bad.path}:{before + bad.line}"
 
 
 # --- encoding, in this process or in others ---------------------------------------------------------------------------
@@ -218,102 +217,22 @@ def _encode_in_worker(block: Block) -> Encoded:
 class _Encoder:
     def __init__(self, options: Options):
         self.options, self.tokenizer = options, tokenizers.load(options.tokenizer)
-        self.takes_ids = isinstance(self.tokenizer, tokenizers.Ids)
+        self.reader = Reader(options.field, self.tokenizer)
 
     def __call__(self, block: Block) -> Encoded:
-        documents: list[Any] = []
-        bad: list[tuple[str, int, str]] = []
-        for path, before, content in block.parts:
-            found = self._lines(content) if block.lines else [(0, self._text(content))]
-            for line, document in found:
-                if isinstance(document, _Bad):
-                    bad.append((path, before + line if line else 0, str(document)))
-                else:
-                    documents.append(document)
-        read = len(documents) + len(bad)
-        kept = [document for document in documents if self.options.keep_empty or not _is_empty(document)]
+        documents, bad = self.reader.read(block)
+        kept = [document for document in documents if self.options.keep_empty or not is_empty(document)]
         tokens, lengths = self._tokens(kept)
-        return Encoded(tokens, lengths, read, len(documents) - len(kept), bad)
-
-    def _lines(self, content: bytes) -> Iterator[tuple[int, Any]]:
-        """(line number from 1, document or what is wrong with it), blank lines left out."""
-        try:
-            lines: Sequence[str | bytes] = content.decode("utf-8").split("\n")
-        except UnicodeDecodeError:
-            lines = content.split(b"\n")
-        for number, line in enumerate(lines, 1):
-            if line and not line.isspace():
-                try:
-                    yield number, self._document(line)
-                except _Bad as bad:
-                    yield number, bad
-
-    def _document(self, line: str | bytes) -> Any:
-        """The field of one line: text, or ids [tokens]. Raises _Bad."""
-        try:
-            text = line if isinstance(line, str) else line.decode("utf-8")
-            record = json.loads(text.removeprefix("\ufeff"))
-        except UnicodeDecodeError as failure:
-            raise _Bad(f"not UTF-8: byte {failure.object[failure.start]:#04x} at column {failure.start + 1}") from None
-        except json.JSONDecodeError as failure:
-            raise _Bad(f"not JSON: {failure.msg} at column {failure.colno}") from None
-        except RecursionError:
-            raise _Bad("not JSON: nested too deeply") from None
-        except ValueError as failure:
-            raise _Bad(f"not JSON: {failure}") from None
-        if not isinstance(record, dict):
-            raise _Bad("not an object with a field for the text")
-        if self.options.field not in record:
-            raise _Bad(f"no field {self.options.field!r}")
-        value = record[self.options.field]
-        return self._ids(value) if self.takes_ids else _checked(value, self.options.field)
-
-    def _ids(self, value: Any) -> NDArray:
-        """Token ids [tokens] that are in the vocabulary. Raises _Bad."""
-        if not isinstance(value, list) or any(type(i) is not int for i in value):
-            raise _Bad(f"field {self.options.field!r} is not a list of token ids")
-        outside = next((i for i in value if not 0 <= i < self.options.vocab_size), None)
-        if outside is not None:
-            raise _Bad(f"token id outside the vocabulary of {self.options.vocab_size:,}: {outside}")
-        return np.array(value, np.int64)
-
-    def _text(self, content: bytes) -> Any:
-        try:
-            return content.decode("utf-8-sig")
-        except UnicodeDecodeError as failure:
-            return _Bad(f"not UTF-8: byte {content[failure.start]:#04x} at byte {failure.start + 1}")
+        return Encoded(tokens, lengths, len(documents) + len(bad), len(documents) - len(kept), bad)
 
     def _tokens(self, documents: list[Any]) -> tuple[NDArray, NDArray[np.int64]]:
         """All tokens, EOD included, and the number of each document's."""
-        dtype, eod = np.dtype(self.options.dtype), self.options.eod
-        ids = documents if self.takes_ids else self.tokenizer.encode_batch(documents)
-        if eod is not None:
-            end = np.array([eod])
-            tokens = np.concatenate([part for each in ids for part in (each, end)] or [end[:0]])
-        else:
-            tokens = np.concatenate([*ids, np.empty(0, np.int32)])
+        eod = self.options.eod
+        ids = documents if self.reader.takes_ids else self.tokenizer.encode_batch(documents)
+        parts = ids if eod is None else [part for each in ids for part in (each, np.array([eod]))]
+        tokens = np.concatenate(parts) if parts else np.empty(0)
         lengths = np.fromiter(map(len, ids), np.int64, len(ids)) + (eod is not None)
-        return tokens.astype(dtype), lengths
-
-
-class _Bad(Exception):
-    """Why a document cannot be used."""
-
-
-def _checked(value: Any, field: str) -> str:
-    if not isinstance(value, str):
-        kinds = {type(None): "null", bool: "true or false", int: "a number", float: "a number", list: "a list"}
-        raise _Bad(f"field {field!r} is {kinds.get(type(value), 'an object')}, not text")
-    if not value.isascii():
-        try:
-            value.encode("utf-8")
-        except UnicodeEncodeError:
-            raise _Bad("the text holds half of a surrogate pair") from None
-    return value
-
-
-def _is_empty(document: Any) -> bool:
-    return document.isspace() or not document if isinstance(document, str) else not len(document)
+        return tokens.astype(self.options.dtype), lengths
 
 
 # --- going on after an interruption -----------------------------------------------------------------------------------
@@ -348,6 +267,7 @@ class _State:
         beside = Path(f"{self.path}.new")
         beside.write_text(json.dumps(state), "utf-8")
         os.replace(beside, self.path)
+        writer.keep = True
         self.saved = time.monotonic()
 
     def remove(self) -> None:
@@ -370,5 +290,7 @@ def _locked(prefix: str) -> Iterator[None]:
             raise error("D021", place=prefix) from None
         except OSError:
             pass
-        yield
-        path.unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)

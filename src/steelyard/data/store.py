@@ -175,14 +175,14 @@ class Writer:
 
     Everything goes to `PREFIX.*.partial` first. A clean exit flushes to disk, calls `before_index` and renames, the
     index last; anything else (an exception, a kill) leaves no index, so that nothing half-written reads as good.
-    With `keep` the partial files outlive an exception, for a Writer that goes on at `resume_at`, a `position()`.
+    While `keep` is true the partial files outlive an exception, for a Writer that goes on at a `position()`.
     """
 
-    def __init__(self, prefix: str | Path, dtype: DTypeLike, resume_at: "Position | None" = None, keep: bool = False):
+    def __init__(self, prefix: str | Path, dtype: DTypeLike, resume_at: "Position | None" = None):
         self.prefix, self.dtype = str(prefix), np.dtype(dtype).newbyteorder("<")
         self._code = next(code for code, known in CODES.items() if known == self.dtype)
         self._highest = np.iinfo(self.dtype).max if self.dtype.kind in "iu" else None
-        self._keep = keep
+        self.keep = resume_at is not None
         Path(prefix).parent.mkdir(parents=True, exist_ok=True)
         at = resume_at or Position(0, 0, 0)
         self._tokens = _opened(f"{prefix}.bin.partial", at.tokens * self.dtype.itemsize)
@@ -271,7 +271,7 @@ class Writer:
         finally:
             for file in (self._tokens, self._lengths, self._documents):
                 file.close()
-            if kind is not None and not self._keep:
+            if kind is not None and not self.keep:
                 for path in partial:
                     path.unlink(missing_ok=True)
         if kind is None:

@@ -382,7 +382,7 @@ CATALOGUE: dict[str, Wording] = {
     ),
     # --- D: data -----------------------------------------------------------------------------------------------------
     "D001": Wording(
-        "there is no data set here: {missing} is missing",
+        "there is no data set here: cannot find {missing}",
         "{advice}",
         "A data set is named by its prefix and consists of PREFIX.bin (token ids) and PREFIX.idx (where each sequence "
         "lies), as `steelyard data prepare` and Megatron-LM write them.",
@@ -511,6 +511,39 @@ CATALOGUE: dict[str, Wording] = {
         "a worker process was ended from outside, most likely for memory",
         "run the same command again to go on from where it was, with fewer --workers",
         "Tokenizing runs in several processes. What was written so far is kept.",
+    ),
+    # --- C: checkpoints ----------------------------------------------------------------------------------------------
+    "C001": Wording(
+        "{path} is not a complete checkpoint: {detail}",
+        "give another checkpoint, or a run folder to take its newest complete one",
+        "A checkpoint is complete when its complete.json, written last, lists files that are all there at full size. "
+        "What a killed save left behind is never loaded.",
+    ),
+    "C002": Wording(
+        "there is no complete checkpoint in {path}",
+        "train first, or give the folder of a run that has saved one",
+        "checkpoint.load takes a run folder, its checkpoints folder, or one checkpoint.",
+    ),
+    "C003": Wording(
+        "the checkpoint {path} is of another model: {detail}",
+        "make [model] equal to the checkpoint's run.toml, or start anew with another record.folder",
+        "A checkpoint continues only the model it was saved from.",
+    ),
+    "C004": Wording(
+        "cannot write the checkpoint {path}: {detail}",
+        "free {bytes:,} bytes there or choose another record.folder; earlier checkpoints are untouched",
+        "A checkpoint is written beside the others and renamed when it is whole, so a failed save loses nothing that was "
+        "complete.",
+    ),
+    "D025": Wording(
+        "this data set is already there",
+        "choose another --output, or replace it with --overwrite",
+        "Preparing data can take days; nothing that is finished is replaced without being asked.",
+    ),
+    "D026": Wording(
+        "there is no {what}; there are {count:,} {unit}",
+        "numbers count from 0",
+        "Documents, samples and splits are named as `steelyard data inspect` lists them.",
     ),
     # --- H: hardware -------------------------------------------------------------------------------------------------
     "H001": Wording(
