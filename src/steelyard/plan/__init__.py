@@ -1,1 +1,1 @@
-
+"""What a run will be, put together before launch."""

@@ -375,7 +375,7 @@ CATALOGUE: dict[str, Wording] = {
         "`steelyard plan` takes a run file, or the config.json of a GPT-2 or Llama model.",
     ),
     "F002": Wording(
-        "{key} = {value} of a Hugging Face {kind} model cannot be said in a run file",
+        "{key_name} = {value} of a Hugging Face {kind} model cannot be said in a run file",
         "{advice}",
         "A value that changes the network and that a run file has no word for is refused, because leaving it out would "
         "count another model.",
@@ -544,6 +544,47 @@ CATALOGUE: dict[str, Wording] = {
         "there is no {what}; there are {count:,} {unit}",
         "numbers count from 0",
         "Documents, samples and splits are named as `steelyard data inspect` lists them.",
+    ),
+    # --- T: training, L: launching -----------------------------------------------------------------------------------
+    "T001": Wording(
+        "the model on this rank is not the one that was planned: {difference}",
+        "this is a mistake in steelyard itself; please report it with the run file",
+        "Before the first step every rank compares the names and shapes of its parameters with the closed form.",
+    ),
+    "T002": Wording(
+        "nothing to train on: data.train is empty",
+        'set data.train = ["prefix"] to what `steelyard data prepare` wrote',
+        "data.train lists prefixes of .bin/.idx pairs, or [weight, prefix] pairs.",
+    ),
+    "T003": Wording(
+        "{name} is {value}, which `train` cannot run yet",
+        "{advice}",
+        "A run file can describe more than can be trained here, so that foreign runs can be planned and compared.",
+    ),
+    "L001": Wording(
+        "{world} ranks on this machine, which has {devices} {kind}",
+        "use --world {devices} or fewer, or start the run on several machines with torchrun",
+        "Every rank needs a device of its own; on CPUs more than 8 ranks a core only wait for each other.",
+    ),
+    "L002": Wording(
+        "the launcher started {world} ranks and --world says {asked}",
+        "leave --world out under torchrun or srun",
+        "Under a launcher the number of ranks is the launcher's.",
+    ),
+    "L003": Wording(
+        "the ranks cannot meet at {endpoint}: {detail}",
+        "another job may use that port: give torchrun another --master-port or --rdzv-endpoint",
+        "Ranks find each other through a store on one port. `steelyard train` alone picks a free one.",
+    ),
+    "L004": Wording(
+        "rank {rank} failed first, in {phase} of step {step}: {detail}",
+        "{advice}",
+        "The first rank that fails ends the whole run; the errors of the others, which then wait in vain, are noise.",
+    ),
+    "L005": Wording(
+        "rank {rank} was killed ({signal}); the run has ended",
+        "the newest complete checkpoint is intact; the same command resumes from it",
+        "A killed rank cannot say why. The kernel log tells of memory running out (`dmesg`).",
     ),
     # --- H: hardware -------------------------------------------------------------------------------------------------
     "H001": Wording(
