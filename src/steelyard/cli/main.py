@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from steelyard.cli import check, data, explain
+from steelyard.cli import check, data, explain, train
 
 app = typer.Typer(
     name="steelyard",
@@ -16,6 +16,7 @@ app = typer.Typer(
 )
 app.command("check", help=check.HELP)(check.check)
 app.command("explain", help=explain.HELP)(explain.explain)
+app.command("train", help=train.HELP)(train.train)
 app.add_typer(data.app, name="data", help=data.HELP)
 
 

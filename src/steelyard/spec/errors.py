@@ -47,6 +47,14 @@ class UserError(Exception):
         super().__init__("\n".join(p.render() for p in self.problems))
 
 
+class Reported(UserError):
+    """An error that another process has worded."""
+
+    def __init__(self, text: str):
+        super().__init__([])
+        self.args = (text,)
+
+
 def problem(code: str, key: str = "", place: str = "", **facts: object) -> Problem:
     wording = CATALOGUE[code]
     return Problem(code, wording.rule.format(**facts), wording.hint.format(**facts), key, place)

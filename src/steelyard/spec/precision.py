@@ -11,10 +11,9 @@ BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
 
 class LossScale(Section):
-    """fp16 loss scaling: dynamic by DeepSpeed's or Megatron's rule, or `static`.
+    """fp16 loss scaling: `static`, or dynamic from 2^initial_power.
 
-    Both halve on overflow once `hysteresis` overflows are used up and double after `window` good steps. DeepSpeed's
-    rule refills the hysteresis when it doubles; Megatron's too, and neither a good step nor a halving refills it.
+    `rule` names whose rule a script asked for; DeepSpeed's and Megatron's move the scale alike (train/loss_scale.py).
     """
 
     static: Annotated[float, Field(gt=0)] | None = None

@@ -105,7 +105,7 @@ class Schedule:
         """The rate at sample `n` of the curve."""
         peak, minimum = self.rule.peak, self.rule.minimum
         if self.warmup > 0 and n <= self.warmup:
-            return peak * n / self.warmup
+            return peak * (n / self.warmup)
         if self.rule.decay == "constant":
             return peak
         if n > self.decay:

@@ -62,10 +62,12 @@ class Stop(Section):
 
 
 class Hardware(Section):
-    """`chip` is a name in hardware/chips.toml; "" means unknown, and unknown stays unknown."""
+    """`chip` is a name in hardware/chips.toml; "" means unknown, and unknown stays unknown. `peak_flops` is
+    the dense FLOP/s of one device in the compute dtype, for a device that is not listed."""
 
     chip: str = ""
     devices_per_node: int = Field(8, ge=1)
+    peak_flops: float | None = Field(None, gt=0)
 
 
 class Engine(Section):

@@ -1,1 +1,1 @@
-
+"""EXECUTED: the run itself."""

@@ -1,0 +1,1 @@
+"""Save, load on another layout, exchange."""

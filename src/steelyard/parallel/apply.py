@@ -1,0 +1,42 @@
+"""The one page where order is decided: cut into stages, then tensor plan, recompute, compile, shard."""
+
+import torch
+
+from steelyard.model.gpt import GPT
+from steelyard.model.init import initial
+from steelyard.parallel.mesh import Mesh
+from steelyard.parallel.shard import DTYPES, needs_sharding, shard
+from steelyard.spec.run import Run
+
+
+def build(run: Run, mesh: Mesh) -> list[GPT]:
+    """The parts of the model on this rank, one per pipeline stage it holds, with their initial weights.
+
+    Nothing is ever allocated whole that this rank does not keep: modules are made on the meta device, cut, and only
+    then given memory.
+    """
+    parts = []
+    with torch.device("meta"):
+        parts.append(GPT(run.model, run.padded_vocab_size, run.seed).to(DTYPES[run.precision.master]))
+    for part in parts:
+        if needs_sharding(run):
+            shard(part, mesh, run)
+        part.to_empty(device=mesh.device)
+        set_weights(part, run)
+    return parts
+
+
+@torch.no_grad()
+def set_weights(part: GPT, run: Run) -> None:
+    """Draw every parameter by its name; a rank that holds a shard draws the whole and keeps its piece."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    for name, parameter in part.named_parameters():
+        whole = initial(run.model, name, tuple(parameter.shape), run.seed).to(parameter.dtype)
+        if isinstance(parameter, DTensor):
+            # src_data_rank=None: every rank drew the same values, so nothing needs to be sent
+            whole = whole.to(parameter.device)
+            piece = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            parameter.to_local().copy_(piece.to_local())
+        else:
+            parameter.copy_(whole)

@@ -1,0 +1,292 @@
+"""The run: data, model, resume, and steps until there is a reason to stop."""
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from steelyard import hardware
+from steelyard.checkpoint import store
+from steelyard.data.loader import Split, open_data
+from steelyard.parallel.mesh import Mesh
+from steelyard.plan import sheet
+from steelyard.predict import flops, parameters
+from steelyard.record.schema import Checkpoint, Event, Step, Validation
+from steelyard.record.writer import RunFolder
+from steelyard.spec import Loaded, UserError, error, progress, write
+from steelyard.train import environment, measure
+from steelyard.train.clock import Clock
+from steelyard.train.engine import Engine, share
+from steelyard.train.state import State
+from steelyard.train.step import Outcome, step
+from steelyard.train.watch import StopSignal, Watch
+
+
+class Display(Protocol):
+    """Where a run shows itself while it runs; only the first rank has one that prints."""
+
+    def begin(self, loaded: Loaded, state: State, total_steps: int) -> None: ...
+    def step(self, line: Step, state: State, seconds_left: float) -> None: ...
+    def validation(self, line: Validation) -> None: ...
+    def note(self, text: str) -> None: ...
+    def end(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended. `code` is the exit code: 0 done or a planned stop, 1 stopped by the NaN rule, 130 a signal."""
+
+    reason: str
+    code: int
+    steps: int
+    loss: float | None
+
+
+class Loop:
+    """A run on this rank. All ranks execute the same calls in the same order."""
+
+    def __init__(self, loaded: Loaded, mesh: Mesh, watch: Watch, signals: StopSignal, display: Display):
+        self.loaded, self.run, self.mesh, self.display = loaded, loaded.run, mesh, display
+        self.watch, self.signals, self.state = watch, signals, State()
+        self.clock = Clock(watch.beat)
+        self.folder = self._open_folder()
+        self.splits = self._open_data()
+        self.total_samples = progress.total_samples(self.run.length, self.run.batch, self.run.model.seq_length)
+        self.total_steps = progress.total_steps(self.run.length, self.run.batch, self.run.model.seq_length)
+        self.schedule = progress.schedule(
+            self.run.learning_rate, self.run.length, self.run.batch, self.run.model.seq_length
+        )
+        with self.clock.phase("build"):
+            self.engine = Engine(self.run, mesh)
+            self._assert_parameters()
+        self.last_loss: float | None = None
+        self.saved_step = -1
+        self.mfu_is_impossible = False
+        self.saved_at = time.monotonic()
+
+    # --- before the first step ---------------------------------------------------------------------------------------
+
+    def _open_folder(self) -> RunFolder | None:
+        """The run folder on the first rank, with what was asked and predicted already in it."""
+        if not self.mesh.is_first:
+            return None
+        folder = RunFolder(self.run.record.folder, self.run.record.tensorboard)
+        folder.write_text("run.toml", self._toml())
+        folder.write_json("plan.json", sheet.as_json(self.run))
+        folder.write_json("environment.json", environment.describe(self.mesh.device))
+        return folder
+
+    def _toml(self) -> str:
+        return write.dumps(self.run, lambda key: str(self.loaded.origin(key)))
+
+    def _open_data(self) -> dict[str, Split]:
+        """Built and cached by the first rank, then opened by the others."""
+        with self.clock.phase("open data"):
+            splits = open_data(self.run, build=True) if self.mesh.is_first else None
+            dist.barrier()
+            splits = splits or open_data(self.run, build=False)
+        for split in splits.values():
+            self.display.note(split.describe())
+        return splits
+
+    def _assert_parameters(self) -> None:
+        """The live modules hold exactly the tensors that were predicted, on every rank."""
+        expected = {
+            t.name: t.local_shape(self.run.parallel.tensor)
+            for t in parameters.rank_tensors(self.run.model, self.run.parallel, self.mesh.pipeline_rank)
+        }
+        live = self.engine.shapes_on_tensor_rank()
+        if live != expected:
+            wrong = sorted(set(live.items()) ^ set(expected.items()))[:6]
+            raise error("T001", place=f"rank {dist.get_rank()}", difference=wrong)
+
+    def resume(self) -> None:
+        """Continue from the newest complete checkpoint of this run, or of the one `checkpoint.load` names."""
+        asked = self.run.checkpoint.load
+        found: list[Any] = [None]
+        if self.mesh.is_first:
+            path, skipped = store.find(Path(asked or self.run.record.folder))
+            for entry in skipped:
+                self.display.note(f"passed over {entry.path}: {entry.why}")
+            if asked and path is None:
+                raise error("C002", "checkpoint.load", path=asked)
+            found = [str(path) if path else None]
+        dist.broadcast_object_list(found)
+        if found[0] is not None:
+            self._load(Path(found[0]))
+        self._record(Event(self.state.step, "start", {"checkpoint": found[0]}))
+
+    def _load(self, path: Path) -> None:
+        saved = store.read_state(path)
+        self.state = State(**saved["state"])
+        self.engine.scaler.load(saved["scaler"])
+        store.load(path, self.engine.tensors(with_optimizer=self.state.updates > 0))
+        self.engine.after_load(self.state.updates)
+        self.saved_step = self.state.step
+        self.display.note(f"resumed from {path} after {self.state.step} steps, {self.state.samples:,} samples")
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def train(self) -> Result:
+        self.display.begin(self.loaded, self.state, self.total_steps)
+        result = self._stop_reason(None)
+        while result is None:
+            outcome = self._step()
+            self._between_steps()
+            result = self._stop_reason(outcome)
+        self._finish()
+        self._record(Event(self.state.step, "stop", asdict(result)))
+        if self.folder:
+            self.folder.close()
+        self.display.note(result.reason)
+        self.display.end()
+        return result
+
+    def _step(self) -> Outcome:
+        """One step and its line."""
+        state, run = self.state, self.run
+        began = time.perf_counter()
+        self.watch.step = state.step + 1
+        size = progress.batch_size_at(run.batch, state.samples)
+        rate = self.schedule.rate(state.samples_updated, size)
+        with self.clock.phase("data"):
+            batches = share(self.splits["train"], state.samples, size, run, self.mesh)
+        outcome = step(run, self.engine, batches, rate, state.step, self.clock)
+        state.advance(size, run.model.seq_length, outcome.updated, outcome.nan)
+        seconds = time.perf_counter() - began
+        timers = self.clock.lap(seconds)
+        self.last_loss = outcome.loss
+        if state.step % run.record.every_steps == 0:
+            self._show(outcome, rate, size, seconds, timers)
+        return outcome
+
+    def _show(self, outcome: Outcome, rate: float, size: int, seconds: float, timers: dict[str, float]) -> None:
+        run, state = self.run, self.state
+        tokens_per_second = size * run.model.seq_length / seconds
+        per_token = flops.model_flops(run.model, run.padded_vocab_size) / run.model.seq_length
+        memory = measure.memory(self.mesh)
+        rate_of_flops = per_token * tokens_per_second
+        line = Step(
+            step=state.step, samples=state.samples, tokens=state.tokens, loss=outcome.loss, grad_norm=outcome.grad_norm,
+            learning_rate=rate, loss_scale=outcome.loss_scale if run.precision.scales_loss else None,
+            skipped=int(not outcome.updated), nan=int(outcome.nan), seconds=seconds,
+            tokens_per_second=tokens_per_second, memory=memory,
+            model_flops_per_second=rate_of_flops, mfu=self._mfu(size, seconds), batch_size=size, timers=timers,
+            batch_hash=f"{self.engine.fingerprint:x}",
+        )  # fmt: skip
+        self._record(line)
+        self.display.step(line, state, self.clock.remaining(self.total_steps - state.step))
+
+    def _mfu(self, batch_size: int, seconds: float) -> float | None:
+        """Model FLOPs (causal) over the chip's dense peak; None where the chip is unknown or the figure impossible."""
+        run = self.run
+        model_flops = flops.model_flops(run.model, run.padded_vocab_size) * batch_size
+        try:
+            use = flops.utilization(
+                model_flops, seconds, run.parallel.world_size, hardware.of(run.hardware), run.precision.compute, "model"
+            )
+        except UserError as impossible:  # the figure is wrong, the training is not
+            if not self.mfu_is_impossible:
+                self.display.note(str(impossible))
+                self._record(Event(self.state.step, "mfu_impossible", {"problem": impossible.problems[0].rule}))
+            self.mfu_is_impossible = True
+            return None
+        return use.value if use else None
+
+    def _between_steps(self) -> None:
+        """Evaluation and checkpoints that are due."""
+        every = self.run.evaluation.every_steps
+        if every and self.state.step % every == 0:
+            self._evaluate(self.state.step // every - 1)
+        minutes = self.run.checkpoint.every_minutes
+        due = bool(self.run.checkpoint.every_steps) and self.state.step % self.run.checkpoint.every_steps == 0
+        late = minutes > 0 and (time.monotonic() - self.saved_at) / 60 >= minutes
+        if self._agreed(due or late):
+            self._save()
+
+    def _stop_reason(self, outcome: Outcome | None) -> Result | None:
+        """Why the run ends here, the same on all ranks; None to go on."""
+        state, stop = self.state, self.run.stop
+        local_reasons = {
+            "signal": bool(self.signals.received),
+            "stop file": bool(stop.file) and self.mesh.is_first and Path(stop.file).exists(),
+            "minutes": stop.minutes > 0 and self.clock.minutes >= stop.minutes,
+        }
+        flags = torch.tensor([int(v) for v in local_reasons.values()], device=self.mesh.device)
+        flags = self.mesh.all_reduce(flags, ("pipeline", "data", "tensor"), "max")
+        agreed = dict(zip(local_reasons, flags.bool().tolist(), strict=True))
+        reason, code = "", 0
+        if state.samples >= self.total_samples:
+            reason = f"done: {state.step:,} steps, {state.samples:,} samples, {state.tokens:,} tokens"
+        elif outcome and outcome.nan and (stop.on_nan == "stop" or state.nan_in_a_row >= stop.nan_limit):
+            rule = 'stop.on_nan = "stop"' if stop.on_nan == "stop" else f"stop.nan_limit = {stop.nan_limit} in a row"
+            reason, code = f"stopped: loss or gradient norm is not finite at step {state.step} ({rule})", 1
+        elif agreed["signal"]:
+            reason, code = f"stopped by a signal after step {state.step}", 130
+        elif agreed["stop file"]:
+            reason = f"stopped after step {state.step}: {stop.file} exists"
+        elif agreed["minutes"]:
+            reason = f"stopped after step {state.step}: stop.minutes = {stop.minutes:g} is over"
+        elif outcome and stop.step_multiple and state.step % stop.step_multiple == 0:
+            reason = f"stopped after step {state.step}: stop.step_multiple = {stop.step_multiple}"
+        return Result(reason, code, state.step, self.last_loss) if reason else None
+
+    def _finish(self) -> None:
+        """The last checkpoint, then the closing evaluation unless somebody is waiting for the run to leave."""
+        if self.state.step > self.saved_step:
+            self._save()
+        every, steps = self.run.evaluation.every_steps, self.run.evaluation.steps
+        if steps and not self._agreed(bool(self.signals.received)):
+            self._evaluate(self.state.step // every if every else 0)
+            self._evaluate(0, "test")
+
+    # --- evaluation, checkpoints, records ----------------------------------------------------------------------------
+
+    def _evaluate(self, number: int, kind: str = "validation") -> None:
+        """The `number`-th evaluation: the next global batches of each validation set (as Megatron, never rewound)."""
+        size = self.run.batch.global_batch_size
+        for name, split in self.splits.items():
+            if name.partition("/")[0] != kind:
+                continue
+            began = time.perf_counter()
+            total, tokens = 0.0, 0
+            with self.clock.phase("evaluate"):
+                for batch in range(self.run.evaluation.steps):
+                    first = (number * self.run.evaluation.steps + batch) * size
+                    sums = self.engine.evaluate(share(split, first, size, self.run, self.mesh))
+                    total, tokens = total + sums[0], tokens + sums[1]
+                    self.watch.beat("evaluate")
+            loss = total / tokens if tokens else None
+            line = Validation(self.state.step, self.state.samples, name, loss, tokens, time.perf_counter() - began)
+            self._record(line)
+            self.display.validation(line)
+
+    def _save(self) -> None:
+        began = time.perf_counter()
+        folder = Path(self.run.record.folder) / "checkpoints"
+        if self.folder:
+            self.folder.sync()
+        state = {"schema": 1, "state": self.state.as_json(), "scaler": self.engine.scaler.state()}
+        texts = {"state.json": json.dumps(state, indent=1), "run.toml": self._toml()}
+        tensors = self.engine.tensors(with_optimizer=self.state.updates > 0)
+        with self.clock.phase("save"):
+            path = store.save(folder, self.state.step, tensors, texts, self.run.checkpoint.keep)
+        self.saved_step, self.saved_at = self.state.step, time.monotonic()
+        seconds = time.perf_counter() - began
+        if self.folder:
+            size = sum(file.stat().st_size for file in path.iterdir())
+            self._record(Checkpoint(self.state.step, str(path), size, seconds, seconds))
+            self.display.note(f"saved {path} ({size / 2**20:,.1f} MiB in {seconds:.1f} s)")
+
+    def _agreed(self, flag: bool) -> bool:
+        """Whether any rank says so."""
+        value = torch.tensor(int(flag), device=self.mesh.device)
+        return bool(self.mesh.all_reduce(value, ("pipeline", "data", "tensor"), "max").item())
+
+    def _record(self, line: Step | Validation | Checkpoint | Event) -> None:
+        if self.folder:
+            self.folder.append(line)

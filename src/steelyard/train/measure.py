@@ -1,0 +1,41 @@
+"""Memory of this process and its device, each kind under its own name; never one kind under another's."""
+
+import os
+import resource
+from pathlib import Path
+
+import torch
+
+from steelyard.parallel.mesh import Mesh
+
+
+def memory(mesh: Mesh) -> dict[str, int]:
+    """Bytes by kind, the largest over all ranks.
+
+    GPU: `allocated` and `allocated_peak` (tensors, by the caching allocator), `reserved_peak` (what the allocator holds
+    from the driver), `device` (all the driver has given out on this device, contexts and communicators included).
+    CPU: `rss` and `rss_peak` (resident memory of the whole process, the Python interpreter and libraries included).
+    """
+    kinds = _cuda(mesh.device) if mesh.device.type == "cuda" else _host()
+    values = torch.tensor(list(kinds.values()), dtype=torch.int64, device=mesh.device)
+    mesh.all_reduce(values, ("pipeline", "data", "tensor"), "max")
+    return dict(zip(kinds, values.tolist(), strict=True))
+
+
+def _cuda(device: torch.device) -> dict[str, int]:
+    free, total = torch.cuda.mem_get_info(device)
+    return {
+        "allocated": torch.cuda.memory_allocated(device),
+        "allocated_peak": torch.cuda.max_memory_allocated(device),
+        "reserved_peak": torch.cuda.max_memory_reserved(device),
+        "device": total - free,
+    }
+
+
+def _host() -> dict[str, int]:
+    # Linux gives the peak in KiB; macOS in bytes, and has no /proc
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        return {"rss_peak": peak}
+    return {"rss": int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"), "rss_peak": peak * 1024}
