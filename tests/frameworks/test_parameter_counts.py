@@ -87,7 +87,7 @@ def test_the_lines_of_deepspeed():
 def test_replicas_explain_the_difference():
     """The 615,424 parameters that two tensor ranks add: 128 rows of padding, and replicated tensors."""
     run = plan(SMALL, tensor=2)
-    replicated = parameters.count(parameters.rank_tensors(run.model, run.parallel, 0), 2, 0).replicated
+    replicated = parameters.counts(parameters.rank_tensors(run.model, run.parallel, 0), 2)[0].replicated
     assert replicated == 524_288 + 1_024 + 8 * 6 * 512
     assert 128 * 512 + replicated == 52_115_456 - 51_500_032
 

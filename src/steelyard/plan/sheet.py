@@ -16,8 +16,8 @@ SCHEMA, VERSION = "steelyard.plan", 1
 
 
 def as_json(run: Run) -> dict[str, Any]:
-    """The plan of a run as JSON-ready values. Counts are integers; FLOPs are per global batch unless the key says otherwise;
-    what is unknown is null. Raises UserError H001 for an unknown chip."""
+    """The plan of a run as JSON-ready values. Counts are integers; FLOPs are per global batch unless the key says
+    otherwise; what is unknown is null. Raises UserError H001 for an unknown chip."""
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -202,7 +202,7 @@ FLOPS_SAY = {
 
 def chip(run: Run) -> dict[str, Any]:
     """The device and its dense peak in the compute dtype; null where unknown."""
-    found = hardware.find(run.hardware.chip)
+    found = hardware.of(run.hardware)
     dtype = run.precision.compute
     return {
         "chip": found.name if found else None,

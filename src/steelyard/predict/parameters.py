@@ -47,6 +47,10 @@ class Tensor:
         """Shape on one of `tensor` tensor-parallel ranks: equal blocks, which the spec's rules guarantee."""
         return tuple(size // tensor if dim == self.cut else size for dim, size in enumerate(self.shape))
 
+    def local_numel(self, tensor: int) -> int:
+        """Parameters on one of `tensor` tensor-parallel ranks."""
+        return self.numel if self.cut is None else self.numel // tensor
+
     def local_padding(self, tensor: int, rank: int) -> int:
         """Padding parameters in the block of rows of tensor rank `rank`: padding rows are the table's last."""
         if not self.padding_rows:
@@ -97,6 +101,7 @@ def tensors(model: Model, tensor: int = 1) -> tuple[Tensor, ...]:
     return (*_first(model, tensor), *layers, *_last(model, tensor, tied_copy=False))
 
 
+@lru_cache(maxsize=512)
 def stage_tensors(model: Model, parallel: Parallel, stage: int) -> tuple[Tensor, ...]:
     """The parameters of pipeline stage `stage` (0 ... num_stages - 1): the embeddings on the first; the final norm and
     the head on the last, where tied embeddings are a copy of the word embedding called `head.weight`."""
@@ -126,7 +131,12 @@ def _first(model: Model, tensor: int) -> Iterator[Tensor]:
         yield from _norm(model, "embedding.norm", model.hidden_size)
 
 
-def _layer(model: Model, number: int) -> Iterator[Tensor]:
+@lru_cache(maxsize=512)
+def _layer(model: Model, number: int) -> tuple[Tensor, ...]:
+    return tuple(_layer_tensors(model, number))
+
+
+def _layer_tensors(model: Model, number: int) -> Iterator[Tensor]:
     """Column-parallel: qkv, up, gate (weight and bias cut over rows); row-parallel: out, down (weight cut over columns,
     bias whole on every rank); norms whole on every rank."""
     at, hidden, ffn = f"layers.{number}", model.hidden_size, model.ffn_hidden_size
@@ -196,23 +206,27 @@ def sum_over_ranks(model: Model, parallel: Parallel) -> int:
     """Parameters held by the tensor x pipeline ranks of one model replica, added up: counts every replicated tensor
     `tensor` times and tied embeddings on both ends of the pipeline. Not the size of the model."""
     return sum(
-        prod(entry.local_shape(parallel.tensor)) * parallel.tensor
+        entry.local_numel(parallel.tensor) * parallel.tensor
         for rank in range(parallel.pipeline)
         for entry in rank_tensors(model, parallel, rank)
     )
 
 
-def count(held: Iterable[Tensor], tensor: int, rank: int) -> Count:
-    """Parameters of `held` on tensor rank `rank` of `tensor`, by kind."""
+def counts(held: Iterable[Tensor], tensor: int) -> list[Count]:
+    """Parameters of `held` on each of `tensor` tensor ranks, by kind. The ranks differ in their padding rows only."""
     kinds: Counter[str] = Counter()
+    padding = [0] * tensor
     for entry in held:
-        local = prod(entry.local_shape(tensor))
+        local = entry.local_numel(tensor)
         kinds["total"] += local
         kinds["sharded" if entry.cut is not None and tensor > 1 else "replicated"] += local
         kinds[entry.part] += local
-        kinds["tied_copy"] += local * entry.tied_copy
-        kinds["padding"] += entry.local_padding(tensor, rank)
-    return Count(**{name: kinds[name] for name in Count.__dataclass_fields__})
+        if entry.tied_copy:
+            kinds["tied_copy"] += local
+        if entry.padding_rows:
+            padding = [so_far + entry.local_padding(tensor, rank) for rank, so_far in enumerate(padding)]
+    same = {name: kinds[name] for name in Count.__dataclass_fields__ if name != "padding"}
+    return [Count(**same, padding=rows) for rows in padding]
 
 
 def ranks(model: Model, parallel: Parallel) -> tuple[Rank, ...]:
@@ -221,8 +235,7 @@ def ranks(model: Model, parallel: Parallel) -> tuple[Rank, ...]:
     for pipeline_rank in range(parallel.pipeline):
         held = rank_tensors(model, parallel, pipeline_rank)
         stored = stored_per_shard(held, parallel)
-        for tensor_rank in range(parallel.tensor):
-            here = count(held, parallel.tensor, tensor_rank)
+        for tensor_rank, here in enumerate(counts(held, parallel.tensor)):
             for amount, shards in stored.items():
                 copies = shards * parallel.context * (parallel.data // stored.total())
                 found.append(Rank(pipeline_rank, tensor_rank, copies, here, amount))

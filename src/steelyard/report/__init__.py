@@ -1,1 +1,1 @@
-
+"""SHOWN: what a person reads."""

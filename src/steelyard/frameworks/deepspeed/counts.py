@@ -1,7 +1,6 @@
 """What DeepSpeed's pipeline engine prints: STAGE_PARAMS, TOTAL_PARAMS, UNIQUE_PARAMS, and how it places layers."""
 
 from dataclasses import dataclass
-from math import prod
 
 from steelyard.frameworks.megatron.counts import network
 from steelyard.frameworks.views import Printed, View
@@ -65,7 +64,7 @@ def stages(run: Run, model: Model, layers: tuple[int, ...], before_pull_261: boo
 
 def local(tensors: tuple[Tensor, ...], tensor: int) -> int:
     """Parameters on one tensor rank."""
-    return sum(prod(entry.local_shape(tensor)) for entry in tensors)
+    return sum(entry.local_numel(tensor) for entry in tensors)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def _ranks(run: Run) -> Printed:
         return Printed("megatron_ranks", None, refusal)
     grid = [(pipeline, tensor) for pipeline in range(parallel.pipeline) for tensor in range(parallel.tensor)]
     held = [parameters.rank_tensors(model, parallel, pipeline) for pipeline in range(parallel.pipeline)]
-    totals = [parameters.count(held[pipeline], parallel.tensor, tensor).total for pipeline, tensor in grid]
+    totals = [count.total for tensors in held for count in parameters.counts(tensors, parallel.tensor)]
     return Printed(
         "megatron_ranks",
         totals,

@@ -10,20 +10,22 @@ from steelyard.spec.run import Run
 NAME = "Megatron-DeepSpeed"
 
 
-def estimated(run: Run, stage: int = 0) -> tuple[int, int] | None:
-    """(with, without) embeddings as extrapolated from one rank of `stage`: its own parameters x tensor x pipeline.
+def estimated(run: Run) -> list[tuple[int, int]] | None:
+    """(with, without) embeddings as extrapolated from one rank of each stage: its own parameters x tensor x pipeline.
 
     "Without embeddings" subtracts the word and position tables of that rank; embedding norms stay in, and the final
     norm is in only where that rank has it. None with virtual stages. Source: `get_parameters_in_billions`.
     """
-    layers = deepspeed.placement(run)
+    layers, tensor = deepspeed.placement(run), run.parallel.tensor
     if layers is None:
         return None
-    held = deepspeed.stages(run, network(run), layers)[stage].tensors
-    ranks = run.parallel.tensor * run.parallel.pipeline
-    local = deepspeed.local(held, run.parallel.tensor)
-    tables = deepspeed.local(tuple(entry for entry in held if _is_table(entry)), run.parallel.tensor)
-    return local * ranks, (local - tables) * ranks
+    ranks = tensor * run.parallel.pipeline
+    found = []
+    for stage in deepspeed.stages(run, network(run), layers):
+        local = deepspeed.local(stage.tensors, tensor)
+        tables = deepspeed.local(tuple(entry for entry in stage.tensors if _is_table(entry)), tensor)
+        found.append((local * ranks, (local - tables) * ranks))
+    return found
 
 
 def _is_table(entry: Tensor) -> bool:
@@ -36,7 +38,7 @@ def printed(run: Run) -> tuple[Printed, ...]:
         why = "Megatron-DeepSpeed's pipeline has no virtual stages."
         keys = ("estimated_billions", "without_embeddings_billions", "table_billions", "2021_billions")
         return tuple(Printed(f"megatron_deepspeed_{key}", None, why) for key in keys)
-    whole, without = found
+    whole, without = found[0]
     return (
         Printed(
             "megatron_deepspeed_estimated_billions",
@@ -52,14 +54,13 @@ def printed(run: Run) -> tuple[Printed, ...]:
             "count once per tensor rank.",
             (f"estimated model parameters without embeddings: {without / 1e9}",),
         ),
-        _table(run),
+        _table(run, found),
         _spring_2021(run, whole),
     )
 
 
-def _table(run: Run) -> Printed:
+def _table(run: Run, rows: list[tuple[int, int]]) -> Printed:
     """The `[tensor-pipeline] with / without` table of pull request 202, one row per stage."""
-    rows = [found for stage in range(run.parallel.pipeline) if (found := estimated(run, stage))]
     return Printed(
         "megatron_deepspeed_table_billions",
         [[whole / 1e9, without / 1e9] for whole, without in rows],
@@ -89,7 +90,8 @@ def _spring_2021(run: Run, whole: int) -> Printed:
 
 def views(run: Run) -> tuple[View, ...]:
     """The `TFLOPs` field of its log through the years, and the TensorBoard's gigaflos."""
-    first, last = estimated(run), estimated(run, run.parallel.pipeline - 1)
+    found = estimated(run)
+    first, last = (found[0], found[-1]) if found else (None, None)
     factor = 3 if run.recompute.mode == "none" else 4
     count, model = tokens(run), run.model
     paper = narayanan(run, vocabulary(run), factor)

@@ -1,0 +1,323 @@
+"""The plan of a run as text for a terminal. Plain text: a plan answers before a table library would have loaded."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from steelyard.frameworks.counting import Counts
+from steelyard.predict import flops, parameters
+from steelyard.spec.run import Run
+
+Sheet = dict[str, Any]
+INDENT = " " * 13
+
+
+def plan(sheet: Sheet) -> str:
+    """A sheet that a person reads in ten seconds. `sheet` is the one of `plan.sheet`."""
+    blocks = [
+        *_headline(sheet),
+        "",
+        *_block("model", _model(sheet)),
+        *_block("parameters", _parameters(sheet)),
+        *_block("layout", _layout(sheet)),
+        *_block("ranks hold", _ranks(sheet)),
+        *_block("batch", _batch(sheet)),
+        *_block("FLOPs", _flops(sheet)),
+        *_block("rate", _rate(sheet)),
+        *_block("others say", _others(sheet)),
+        *_block("note", (f"{note['key']}: {note['text']}" for note in sheet["notes"])),
+    ]
+    return "\n".join(blocks)
+
+
+def _block(title: str, lines: Iterable[str]) -> Iterator[str]:
+    for number, line in enumerate(lines):
+        yield f"{title:<{len(INDENT)}}{line}" if number == 0 else f"{INDENT}{line}"
+
+
+def _headline(sheet: Sheet) -> Iterator[str]:
+    yield f"{sheet['name']}: {sheet['parameters']['unique_unpadded']:,} parameters{_against_name(sheet)}"
+
+
+def _against_name(sheet: Sheet) -> str:
+    named = sheet["size_in_name"]
+    if named is None:
+        return ""
+    share = abs(named["difference"])
+    if share < 0.0005:
+        return ", as its name says"
+    return f", {share:.1%} {'larger' if named['difference'] > 0 else 'smaller'} than its name says"
+
+
+def _model(sheet: Sheet) -> Iterator[str]:
+    model = sheet["model"]
+    groups = model["num_query_groups"]
+    shared = f" in {groups} query groups" if groups != model["num_attention_heads"] else ""
+    yield (
+        f"{model['kind']}: {model['num_layers']} layers of {model['hidden_size']:,}, "
+        f"{model['num_attention_heads']} heads of {model['head_dim']}{shared}, "
+        f"ffn {model['ffn_hidden_size']:,} {model['activation']}, "
+        f"sequence {model['seq_length']:,}"
+    )
+    tied = "tied" if model["tied_embeddings"] else "untied"
+    padded = f" padded to {model['padded_vocab_size']:,}" if model["padding_rows"] else ""
+    yield f"vocabulary {model['vocab_size']:,}{padded}, {tied}; {model['position']} positions; {model['norm']}"
+
+
+def _parameters(sheet: Sheet) -> Iterator[str]:
+    counts = sheet["parameters"]
+    yield f"{counts['unique_unpadded']:>19,}  unique, without padding rows"
+    if counts["padding"]:
+        yield f"{counts['unique']:>19,}  unique, with {sheet['model']['padding_rows']:,} padding rows"
+    yield f"{counts['without_embeddings']:>19,}  without embeddings"
+    if counts["sum_over_ranks"] != counts["unique"]:
+        yield f"{counts['sum_over_ranks']:>19,}  held by the ranks of one replica, copies included"
+
+
+def _layout(sheet: Sheet) -> Iterator[str]:
+    layout = sheet["layout"]
+    axes = [(name, layout[name]) for name in ("tensor", "context", "pipeline", "data") if layout[name] > 1]
+    product = " x ".join(f"{name} {size}" for name, size in axes) or "one rank"
+    extras = [f"zero {layout['zero']}"]
+    extras += ["sequence parallel"] if layout["sequence"] else []
+    extras += [f"{layout['replicate']} replicas of each shard group"] if layout["replicate"] > 1 else []
+    yield f"{layout['world_size']:,} ranks: {product}; {', '.join(extras)}"
+    if len(layout["stages"]) > 1:
+        virtual = f" x {layout['virtual']} chunks" if layout["virtual"] > 1 else ""
+        yield (
+            f"{layout['pipeline_schedule']}{virtual}, layers per stage {_runs(layout['stages'])}; the slowest stage "
+            f"does {layout['imbalance']:.3f} x the mean"
+        )
+
+
+def _runs(values: Sequence[int]) -> str:
+    """`7 7 7 3` or, where it is long, `6 x 15, 7`."""
+    if len(values) <= 8:
+        return "-".join(map(str, values))
+    grouped = [(value, len(list(group))) for value, group in groupby(values)]
+    return ", ".join(f"{value} x {times}" if times > 1 else str(value) for value, times in grouped)
+
+
+def _ranks(sheet: Sheet) -> Iterator[str]:
+    """Parameters per rank, equal stages on one line."""
+    stages: dict[int, tuple[int, int, int]] = {}
+    for rank in sheet["parameters"]["ranks"]:
+        count = stages.get(rank["stage"], (0, 0, 0))[0] + rank["count"]
+        stages[rank["stage"]] = (count, rank["held"], max(rank["stored"], stages.get(rank["stage"], (0, 0, 0))[2]))
+    for (count, held, stored), group in groupby(stages.items(), key=lambda item: item[1]):
+        numbers = [stage for stage, _ in group]
+        where = f"stage {numbers[0]}" if len(numbers) == 1 else f"stages {numbers[0]} to {numbers[-1]}"
+        place = f"{where}, {count:,} rank{'s' * (count > 1)}{' each' * (len(numbers) > 1)}"
+        shard = f", {stored:,} of them stored" if stored != held else ""
+        yield f"{held:>19,}  {place if len(stages) > 1 else f'each of {count:,} ranks'}{shard}"
+
+
+def _batch(sheet: Sheet) -> Iterator[str]:
+    batch, length = sheet["batch"], sheet["length"]
+    yield (
+        f"{batch['global_batch_size']:,} = micro {batch['micro_batch_size']} x accumulation {batch['accumulation']:,} "
+        f"x data {sheet['layout']['data']}; {batch['tokens_per_step']:,} tokens a step"
+    )
+    levels = batch["levels"]
+    if len(levels) > 1:
+        yield (
+            f"ramp from {levels[0]['global_batch_size']:,} in {len(levels) - 1} increments, over the first "
+            f"{levels[-1]['first_step'] - 1:,} steps"
+        )
+    yield f"{length['steps']:,} steps, {length['samples']:,} samples, {length['tokens']:,} tokens"
+
+
+def _flops(sheet: Sheet) -> Iterator[str]:
+    counts = sheet["flops"]
+    yield (
+        f"{_si(counts['model_per_step'])}FLOP a step, {_si(counts['model_per_token'])}FLOP a token, "
+        f"{_si(counts['model_per_run'])}FLOP the run (model FLOPs: causal, nothing recomputed)"
+    )
+    hardware = counts["hardware_per_step"]
+    if hardware != counts["model_per_step"]:
+        more = hardware / counts["model_per_step"] - 1
+        yield f"{_si(hardware)}FLOP a step with what is recomputed, {more:.1%} more (hardware FLOPs)"
+    yield f"{_si(counts['model_per_step_full_attention'])}FLOP a step if whole score matrices are counted"
+    chip = sheet["hardware"]
+    if chip["chip"] is None:
+        yield "chip unknown, so no time and no utilization"
+    elif chip["peak_flops"] is None:
+        yield f"the peak of {chip['chip']} in {chip['dtype']} is unknown"
+    else:
+        seconds = counts["model_per_step"] / chip["peak_flops"] / sheet["layout"]["world_size"]
+        yield (
+            f"{_seconds(seconds)} a step at 100 % of {chip['chip']}'s {chip['peak_flops'] / 1e12:g} TFLOP/s in "
+            f"{chip['dtype']}: no run is faster"
+        )
+
+
+def _rate(sheet: Sheet) -> Iterator[str]:
+    """The table of the learning rate; the inner levels of a long ramp are left out (they are in the JSON)."""
+    rows = sheet["learning_rate"]
+    ramp = [row for row in rows if row["event"].startswith("global batch")]
+    hidden = ramp[1:-1] if len(ramp) > 4 else []
+    for row in rows:
+        if row not in hidden:
+            size = "" if row in ramp else f" (global batch {row['global_batch_size']:,})"
+            yield f"{row['rate']:>10.3e}  step {row['step']:,}: {row['event']}{size}"
+
+
+def _others(sheet: Sheet) -> Iterator[str]:
+    """What the two best-known counters would print, where it is not the truth."""
+    printed = sheet["parameters"]["as_printed"]
+    estimated, total, unique = (
+        printed[key] for key in ("megatron_deepspeed_estimated_billions", "deepspeed_total", "deepspeed_unique")
+    )
+    if estimated is None or total is None:
+        return
+    yield f"Megatron-DeepSpeed: {estimated} billion; DeepSpeed: TOTAL {total:,}, UNIQUE {unique:,}"
+    yield "why, and what other systems would print: --explain, --as FRAMEWORK"
+
+
+def side_by_side(columns: Sequence[tuple[str, Sheet]]) -> str:
+    """Several layouts of one run beside each other, one column each."""
+    rows: list[tuple[str, list[str]]] = [("", [title for title, _ in columns])]
+    for title, cell in COMPARED.items():
+        cells = [cell(sheet) for _, sheet in columns]
+        rows.append((title, cells))
+    first = max(len(title) for title, _ in rows)
+    widths = [max(len(cells[n]) for _, cells in rows) for n in range(len(columns))]
+    return "\n".join(
+        f"{title:<{first}}  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        for title, cells in rows
+    ).rstrip()
+
+
+def _held(sheet: Sheet) -> list[int]:
+    return [rank["held"] for rank in sheet["parameters"]["ranks"]]
+
+
+COMPARED = {
+    "ranks": lambda sheet: f"{sheet['layout']['world_size']:,}",
+    "tensor x pipeline x data": lambda sheet: " x ".join(
+        str(sheet["layout"][n]) for n in ("tensor", "pipeline", "data")
+    ),
+    "zero": lambda sheet: str(sheet["layout"]["zero"]),
+    "layers per stage": lambda sheet: _runs(sheet["layout"]["stages"]),
+    "slowest stage / mean": lambda sheet: f"{sheet['layout']['imbalance']:.3f}",
+    "unique parameters": lambda sheet: f"{sheet['parameters']['unique']:,}",
+    "without padding rows": lambda sheet: f"{sheet['parameters']['unique_unpadded']:,}",
+    "largest rank holds": lambda sheet: f"{max(_held(sheet)):,}",
+    "smallest rank holds": lambda sheet: f"{min(_held(sheet)):,}",
+    "sum over ranks": lambda sheet: f"{sheet['parameters']['sum_over_ranks']:,}",
+    "global batch": lambda sheet: f"{sheet['batch']['global_batch_size']:,}",
+    "micro x accumulation": lambda sheet: f"{sheet['batch']['micro_batch_size']} x {sheet['batch']['accumulation']:,}",
+    "model FLOPs a step": lambda sheet: f"{sheet['flops']['model_per_step']:.4e}",
+    "hardware FLOPs a step": lambda sheet: f"{sheet['flops']['hardware_per_step']:.4e}",
+}
+
+
+def as_framework(run: Run, sheet: Sheet, counts: Counts) -> str:
+    """What one framework would print about this run, and how that differs from the truth."""
+    unique = sheet["parameters"]["unique"]
+    lines = [f"{run.name} as {counts.NAME} would report it (true: {unique:,} parameters, padding included)", ""]
+    for entry in counts.printed(run):
+        shown = entry.lines or (f"{entry.key} = {entry.value}",)
+        lines += shown[:MOST_LINES]
+        if len(shown) > MOST_LINES:
+            lines.append(f"... {len(shown) - MOST_LINES} more lines")
+        lines += [f"    {entry.says}", ""]
+    model = sheet["flops"]["model_per_step"]
+    for view in counts.views(run):
+        if view.flops_per_step is None:
+            lines.append(f"{view.key}: none for this run")
+        else:
+            ratio = view.flops_per_step / model
+            lines.append(f"{view.key}: {_si(view.flops_per_step)}FLOP a step, {ratio:.3f} x our model FLOPs (causal)")
+        lines += [f"    {view.says}", ""]
+    return "\n".join(lines).rstrip()
+
+
+MOST_LINES = 16
+
+
+def explained(run: Run, sheet: Sheet) -> str:
+    """Every term of every number of a sheet."""
+    return "\n".join([*_tensors(run), "", *_totals(sheet), "", *_products(run, sheet), "", *_views(sheet)])
+
+
+def _tensors(run: Run) -> Iterator[str]:
+    """The tensors of the model, equal layers on one line."""
+    tensor = run.parallel.tensor
+    yield f"{'parameter tensor':<36} {'shape':>18} {'cut':>9} {'each':>16} {'times':>6} {'total':>20}"
+    found: dict[tuple[Any, ...], int] = {}
+    for entry in parameters.tensors(run.model, tensor):
+        name = re.sub(r"^layers\.\d+\.", "layers.*.", entry.name)
+        cut = "whole" if entry.cut is None else "rows" if entry.cut == 0 else "columns"
+        key = (name, " x ".join(f"{size}" for size in entry.shape), cut, entry.numel)
+        found[key] = found.get(key, 0) + 1
+    for (name, shape, cut, each), times in found.items():
+        yield f"{name:<36} {shape:>18} {cut:>9} {each:>16,} {times:>6} {each * times:>20,}"
+    yield f"`cut`: what the tensor axis ({tensor}) divides; whole tensors are on every tensor rank."
+
+
+def _totals(sheet: Sheet) -> Iterator[str]:
+    counts = sheet["parameters"]
+    for key in ("unique", "unique_unpadded", "padding", "without_embeddings", "sum_over_ranks"):
+        yield f"{key:<20} {counts[key]:>22,}  {counts['says'][key]}"
+    yield f"{'per_stage':<20} {' '.join(f'{n:,}' for n in counts['per_stage'])}"
+    for key, value in counts["as_printed"].items():
+        shown = f"{value:,}" if isinstance(value, int) else _brief(value)
+        yield f"{key}: {shown}\n    {counts['says'][key]}"
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, list) and len(value) > 6:
+        return f"{', '.join(map(str, value[:3]))}, ... {len(value) - 4} more ..., {value[-1]}"
+    return ", ".join(map(str, value)) if isinstance(value, list) else "none" if value is None else str(value)
+
+
+def _products(run: Run, sheet: Sheet) -> Iterator[str]:
+    model = run.model
+    sizes = {"s": model.seq_length, "h": model.hidden_size, "q": model.query_width, "k": model.key_value_width}
+    sizes |= {"f": model.ffn_hidden_size, "V": run.padded_vocab_size}
+    letters = ", ".join(f"{letter} = {size}" for letter, size in sizes.items())
+    yield f"FLOPs of one forward pass over one sequence: {letters}"
+    yield f"{'product':<20} {'formula':<18} {'each':>22} {'times':>6} {'total':>24} {'total, causal':>24}"
+    entries = flops.products(model, run.padded_vocab_size)
+    for entry in entries:
+        totals = f"{entry.total(False):>24,} {entry.total(True):>24,}"
+        yield f"{entry.name:<20} {entry.formula:<18} {entry.flops:>22,} {entry.times:>6} {totals}"
+    masked = sum(entry.flops for entry in entries if entry.masked)
+    linear = sum(entry.flops for entry in entries if not entry.masked and entry.name != "logits")
+    yield f"one layer: linear products {linear:,}; scores and context {masked:,} in full, {masked // 2:,} causal"
+    forward = [sum(entry.total(causal) for entry in entries) for causal in (False, True)]
+    for words, total in zip(("full score matrices", "causal"), forward, strict=True):
+        yield f"x 3 (forward; two products of the same size backward), {words}: {3 * total:,} model FLOPs a sequence"
+    counts = sheet["flops"]
+    again = (counts["hardware_per_step"] - counts["model_per_step"]) // run.batch.global_batch_size
+    yield f"recompute = {run.recompute.mode}: {again:,} more a sequence, causal"
+    for key in (
+        "model_per_step",
+        "model_per_step_full_attention",
+        "hardware_per_step",
+        "model_per_token",
+        "model_per_run",
+    ):
+        yield f"{key:<32} {counts[key]:>28,}  {counts['says'][key]}"
+
+
+def _views(sheet: Sheet) -> Iterator[str]:
+    counts = sheet["flops"]
+    yield "FLOPs of the same step by other definitions, and their ratio to our model FLOPs (causal)"
+    for key, value in counts["views"].items():
+        ratio = "none" if value is None else f"{value / counts['model_per_step']:.3f} x"
+        yield f"{ratio:>9}  {key}: {counts['says'][key]}"
+
+
+def _si(value: float) -> str:
+    """Four digits and a decimal prefix: 2.451e18 -> `2.451 E`."""
+    for power, prefix in ((24, "Y"), (21, "Z"), (18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if value >= 10**power:
+            return f"{value / 10**power:.4g} {prefix}"
+    return f"{value:.4g} "
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
