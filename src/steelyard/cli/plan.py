@@ -47,7 +47,7 @@ def plan(
 
     counts = counting.find(framework) if framework else None
     if sets:
-        layouts = [("as written", _load(run_file, overrides or [], world))]
+        layouts = [("", _load(run_file, overrides or [], world))]
         layouts += [(text, _load(run_file, [*(overrides or []), *_split(text)], world)) for text in sets]
         sheets = [(title, sheet.as_json(loaded.run)) for title, loaded in layouts]
         print(sheet.dumps([{"set": t, **s} for t, s in sheets]) if json else terminal.side_by_side(sheets))
@@ -70,8 +70,11 @@ def _load(path: Path, overrides: list[str], world: int | None) -> "Loaded":
     if path.suffix != ".json":
         return load(path, overrides, world)
     from steelyard.frameworks.huggingface import config
+    from steelyard.spec.load import Origin
 
-    return resolve(config.read(path), overrides=overrides, world=world, source=str(path))
+    values = config.read(path)
+    origins = {f"model.{key}": Origin(str(path)) for key in values["model"]}
+    return resolve(values, origins, overrides, world, str(path))
 
 
 def _split(text: str) -> list[str]:

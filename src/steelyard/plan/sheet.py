@@ -3,7 +3,6 @@ keys are added, never changed, within one VERSION. It stands in every run folder
 """
 
 import re
-from dataclasses import asdict
 from typing import Any
 
 from steelyard import hardware
@@ -83,7 +82,7 @@ def batch(run: Run) -> dict[str, Any]:
         "accumulation": run.batch.accumulation,
         "tokens_per_step": run.tokens_per_step,
         "levels": [
-            {**asdict(level), "first_step": level.first_step + 1} for level in progress.levels(run.batch, total)
+            {**vars(level), "first_step": level.first_step + 1} for level in progress.levels(run.batch, total)
         ],
     }
 
@@ -144,7 +143,7 @@ def parameter_counts(run: Run) -> dict[str, Any]:
 
 def _rank(rank: parameters.Rank) -> dict[str, int]:
     """A class of equal ranks. `stage` is its place along the pipeline; with virtual stages it holds several chunks."""
-    held = asdict(rank.held)
+    held = dict(vars(rank.held))
     total = held.pop("total")
     place = {"stage": rank.pipeline, "tensor": rank.tensor, "count": rank.count}
     return {**place, "stored": rank.stored, "held": total, **held}

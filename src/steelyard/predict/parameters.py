@@ -175,11 +175,13 @@ def _linear(name: str, rows: int, columns: int, cut: int, bias: bool) -> Iterato
         yield Tensor(f"{name}.bias", (rows,), "layer", 0 if cut == 0 else None)
 
 
+@lru_cache(maxsize=64)
 def unique(model: Model, tensor: int = 1) -> int:
     """Each distinct scalar once, padding rows included: sum of numel over `tensors`."""
     return sum(entry.numel for entry in tensors(model, tensor))
 
 
+@lru_cache(maxsize=64)
 def padding(model: Model, tensor: int = 1) -> int:
     """Parameters in padding rows: (padded - real vocabulary) x hidden, twice with an untied head."""
     return sum(entry.padding for entry in tensors(model, tensor))
@@ -190,6 +192,7 @@ def unique_unpadded(model: Model) -> int:
     return unique(model) - padding(model)
 
 
+@lru_cache(maxsize=64)
 def without_embeddings(model: Model) -> int:
     """Blocks and norms: `unique` less word embedding, position table and untied head. An embedding norm stays in."""
     return sum(entry.numel for entry in tensors(model) if entry.part in ("layer", "norm"))

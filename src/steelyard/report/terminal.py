@@ -21,7 +21,7 @@ def plan(sheet: Sheet) -> str:
         *_block("model", _model(sheet)),
         *_block("parameters", _parameters(sheet)),
         *_block("layout", _layout(sheet)),
-        *_block("ranks hold", _ranks(sheet)),
+        *_block("a rank holds", _ranks(sheet)),
         *_block("batch", _batch(sheet)),
         *_block("FLOPs", _flops(sheet)),
         *_block("rate", _rate(sheet)),
@@ -78,11 +78,12 @@ def _parameters(sheet: Sheet) -> Iterator[str]:
 def _layout(sheet: Sheet) -> Iterator[str]:
     layout = sheet["layout"]
     axes = [(name, layout[name]) for name in ("tensor", "context", "pipeline", "data") if layout[name] > 1]
-    product = " x ".join(f"{name} {size}" for name, size in axes) or "one rank"
+    ranks = " x ".join(f"{name} {size}" for name, size in axes)
+    world = f"{layout['world_size']:,} ranks: {ranks}" if ranks else "one rank"
     extras = [f"zero {layout['zero']}"]
     extras += ["sequence parallel"] if layout["sequence"] else []
     extras += [f"{layout['replicate']} replicas of each shard group"] if layout["replicate"] > 1 else []
-    yield f"{layout['world_size']:,} ranks: {product}; {', '.join(extras)}"
+    yield f"{world}; {', '.join(extras)}"
     if len(layout["stages"]) > 1:
         virtual = f" x {layout['virtual']} chunks" if layout["virtual"] > 1 else ""
         yield (
@@ -108,9 +109,9 @@ def _ranks(sheet: Sheet) -> Iterator[str]:
     for (count, held, stored), group in groupby(stages.items(), key=lambda item: item[1]):
         numbers = [stage for stage, _ in group]
         where = f"stage {numbers[0]}" if len(numbers) == 1 else f"stages {numbers[0]} to {numbers[-1]}"
-        place = f"{where}, {count:,} rank{'s' * (count > 1)}{' each' * (len(numbers) > 1)}"
+        ranks = f"each of {count:,} ranks" if count > 1 else "the one rank"
         shard = f", {stored:,} of them stored" if stored != held else ""
-        yield f"{held:>19,}  {place if len(stages) > 1 else f'each of {count:,} ranks'}{shard}"
+        yield f"{held:>19,}  on {ranks}{f' of {where}' if len(stages) > 1 else ''}{shard}"
 
 
 def _batch(sheet: Sheet) -> Iterator[str]:
@@ -169,15 +170,15 @@ def _others(sheet: Sheet) -> Iterator[str]:
     estimated, total, unique = (
         printed[key] for key in ("megatron_deepspeed_estimated_billions", "deepspeed_total", "deepspeed_unique")
     )
-    if estimated is None or total is None:
+    if estimated is None or estimated == total / 1e9 == sheet["parameters"]["unique"] / 1e9:
         return
     yield f"Megatron-DeepSpeed: {estimated} billion; DeepSpeed: TOTAL {total:,}, UNIQUE {unique:,}"
     yield "why, and what other systems would print: --explain, --as FRAMEWORK"
 
 
 def side_by_side(columns: Sequence[tuple[str, Sheet]]) -> str:
-    """Several layouts of one run beside each other, one column each."""
-    rows: list[tuple[str, list[str]]] = [("", [title for title, _ in columns])]
+    """Several layouts of one run beside each other: (what it sets, its sheet) per column."""
+    rows: list[tuple[str, list[str]]] = [("", [title or "as written" for title, _ in columns])]
     for title, cell in COMPARED.items():
         cells = [cell(sheet) for _, sheet in columns]
         rows.append((title, cells))
@@ -218,7 +219,8 @@ def as_framework(run: Run, sheet: Sheet, counts: Counts) -> str:
     unique = sheet["parameters"]["unique"]
     lines = [f"{run.name} as {counts.NAME} would report it (true: {unique:,} parameters, padding included)", ""]
     for entry in counts.printed(run):
-        shown = entry.lines or (f"{entry.key} = {entry.value}",)
+        value = "none for this run" if entry.value is None else entry.value
+        shown = entry.lines or (f"{entry.key}: {value}",)
         lines += shown[:MOST_LINES]
         if len(shown) > MOST_LINES:
             lines.append(f"... {len(shown) - MOST_LINES} more lines")

@@ -69,10 +69,10 @@ def _gpt2(given: dict[str, Any]) -> dict[str, Any]:
         "vocab_size": given.get("vocab_size", 50257),
         "vocab_multiple": 1,
         "activation": activation,
-        "norm_eps": float(given.get("layer_norm_epsilon", 1e-5)),
-        "attention_dropout": float(given.get("attn_pdrop", 0.1)),
-        "hidden_dropout": float(given.get("resid_pdrop", 0.1)),
-        "init_std": float(given.get("initializer_range", 0.02)),
+        "norm_eps": given.get("layer_norm_epsilon", 1e-5),
+        "attention_dropout": given.get("attn_pdrop", 0.1),
+        "hidden_dropout": given.get("resid_pdrop", 0.1),
+        "init_std": given.get("initializer_range", 0.02),
         "tied_embeddings": given.get("tie_word_embeddings", True),
     }
 
@@ -96,12 +96,12 @@ def _llama(given: dict[str, Any]) -> dict[str, Any]:
         "max_position_embeddings": positions,
         "vocab_size": given["vocab_size"],
         "vocab_multiple": 1,
-        "rotary_base": float(given.get("rope_theta") or rotary.get("rope_theta") or 10000.0),
+        "rotary_base": given.get("rope_theta") or rotary.get("rope_theta") or 10000.0,
         "activation": _known("llama", given, "hidden_act", GATES, "silu"),
-        "norm_eps": float(given.get("rms_norm_eps", 1e-6)),
+        "norm_eps": given.get("rms_norm_eps", 1e-6),
         "bias": attention_bias,
-        "attention_dropout": float(given.get("attention_dropout", 0.0)),
-        "init_std": float(given.get("initializer_range", 0.02)),
+        "attention_dropout": given.get("attention_dropout", 0.0),
+        "init_std": given.get("initializer_range", 0.02),
         "tied_embeddings": given.get("tie_word_embeddings", False),
     }
 
