@@ -26,6 +26,7 @@ from steelyard.data.documents import Bad, Reader, is_empty
 from steelyard.data.inputs import STDIN, Block, Cursor, Input
 from steelyard.data.manifest import MOST_EXAMPLES, Manifest
 from steelyard.data.store import Position, Writer, dtype_for
+from steelyard.data.tokenizer import Tokenizer
 from steelyard.spec.errors import error
 
 SAVE_SECONDS = 10.0  # between the points from which an interrupted prepare goes on
@@ -86,7 +87,8 @@ def prepare(
     Raises UserError D007 (tokenizer), D009 (no EOD), D010 (a bad document, unless `on_bad` is "skip"), D013 (no input),
     D020 (shard), D021 (output in use), D022 (dtype), D023 (unreadable input).
     """
-    options, manifest = _plan(tokenizer, field, append_eod, keep_empty, dtype, shard)
+    known = tokenizers.load(tokenizer)
+    options, manifest = _plan(known, field, append_eod, keep_empty, dtype, shard)
     files = sources.find(inputs)
     manifest.inputs = [each.path for each in files]
     files = sources.shard(files, *shard) if shard else files
@@ -96,7 +98,7 @@ def prepare(
     with _locked(prefix):
         state = _State(prefix, options, files)
         cursor, position, manifest = state.load(manifest)
-        with Writer(prefix, options.dtype, position) as writer, _encoder(options, count) as encode:
+        with Writer(prefix, options.dtype, position) as writer, _encoder(options, known, count) as encode:
             started = time.monotonic()
             for block, encoded in encode(sources.blocks(files, cursor)):
                 _record_bad(encoded, files, on_bad, manifest)
@@ -116,12 +118,11 @@ def prepare(
 
 
 def _plan(
-    tokenizer: str, field: str, append_eod: bool, keep_empty: bool, dtype: str | None, shard: tuple[int, int] | None
+    known: Tokenizer, field: str, append_eod: bool, keep_empty: bool, dtype: str | None, shard: tuple[int, int] | None
 ) -> tuple[Options, Manifest]:
     """Everything that can be refused before a byte is read."""
-    known = tokenizers.load(tokenizer)
     if append_eod and known.eod is None:
-        raise error("D009", "--append-eod", name=tokenizer)
+        raise error("D009", "--append-eod", name=known.name)
     if shard and not 0 <= shard[0] < shard[1]:
         rule = f"there is no shard {shard[0]} of {shard[1]}"
         raise error("D020", place="--shard", rule=rule, advice="shards are numbered 0/n to n-1/n")
@@ -129,8 +130,10 @@ def _plan(
     if chosen.kind not in "iu" or known.vocab_size - 1 > np.iinfo(chosen).max:
         raise error("D022", place="--dtype", vocab_size=known.vocab_size, dtype=chosen.name)
     eod = known.eod if append_eod else None
-    options = Options(tokenizer, field, eod, keep_empty, chosen.name)
-    manifest = Manifest(tokenizer, known.hash, known.vocab_size, known.eod, append_eod, field, chosen.name, shard=shard)
+    options = Options(known.name, field, eod, keep_empty, chosen.name)
+    manifest = Manifest(
+        known.name, known.hash, known.vocab_size, known.eod, append_eod, field, chosen.name, shard=shard
+    )
     return options, manifest
 
 
@@ -165,10 +168,10 @@ Stream = Iterator[tuple[Block, Encoded]]
 
 
 @contextmanager
-def _encoder(options: Options, workers: int) -> Iterator[Callable[[Iterator[Block]], Stream]]:
+def _encoder(options: Options, known: Tokenizer, workers: int) -> Iterator[Callable[[Iterator[Block]], Stream]]:
     """A function from blocks to encoded blocks, in the same order."""
     if workers == 1:
-        encode = _Encoder(options)
+        encode = _Encoder(options, known)
         yield lambda blocks: ((block, encode(block)) for block in blocks)
         return
     context = multiprocessing.get_context("spawn")  # forked processes would inherit locks of the tokenizer's threads
@@ -199,7 +202,7 @@ _worker_encoder: "list[_Encoder]" = []
 
 def _start_worker(options: Options) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _worker_encoder.append(_Encoder(options))
+    _worker_encoder.append(_Encoder(options, tokenizers.load(options.tokenizer)))
     Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -215,8 +218,8 @@ def _encode_in_worker(block: Block) -> Encoded:
 
 
 class _Encoder:
-    def __init__(self, options: Options):
-        self.options, self.tokenizer = options, tokenizers.load(options.tokenizer)
+    def __init__(self, options: Options, tokenizer: Tokenizer):
+        self.options, self.tokenizer = options, tokenizer
         self.reader = Reader(options.field, self.tokenizer)
 
     def __call__(self, block: Block) -> Encoded:

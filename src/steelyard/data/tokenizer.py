@@ -5,10 +5,9 @@ a tokenizer.json; or a folder with GPT-2's vocab.json and merges.txt.
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -110,81 +109,80 @@ class Trained:
         self.name, self.hash, self._engine = name, digest, engine
         self.vocab_size = max(vocabulary.values()) + 1
         self.eod: int | None = next((vocabulary[word] for word in END_NAMES if word in vocabulary), None)
-        self._words = _Words(engine) if _splits_like_gpt2(engine) else None
+        self._parts = _Parts(engine) if _splits_like_gpt2(engine) else None
 
     def encode(self, text: str) -> NDArray[np.int32]:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        if self._words:
-            return self._words.encode(texts)
+        if self._parts:
+            return self._parts.encode(texts)
         return [np.array(e.ids, np.int32) for e in self._engine.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._engine.decode([int(i) for i in ids], skip_special_tokens=False)
 
 
-# GPT-2 cuts text into pieces before it merges bytes, and no piece crosses from text into white space except for one
-# leading blank. So a text may be cut here, and each part encoded on its own: the ids are the same, and most parts have
-# been seen before. White space is Unicode's, as in GPT-2's pattern; Python's own \s has four characters more.
-_SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+# GPT-2 cuts text into pieces before it merges bytes. A text may be cut at the same places, or fewer, and each part
+# encoded on its own: the ids are the same, and most parts have been seen before. ASCII text is cut by GPT-2's pattern.
+# In other text letters and numbers are those of some version of Unicode; it is cut only at white space, which no piece
+# crosses but for one leading blank. (Python's own \s has four characters more than Unicode's white space.)
+_ASCII_SPACE = r"\t-\r "
+_ASCII_PARTS = re.compile(
+    rf"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^{_ASCII_SPACE}A-Za-z0-9]+"
+    rf"|[{_ASCII_SPACE}]+(?![^{_ASCII_SPACE}])|[{_ASCII_SPACE}]+"
+)
+_SPACE = _ASCII_SPACE + r"\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _PARTS = re.compile(rf" ?[^{_SPACE}]+|[{_SPACE}]+(?![^{_SPACE}])|[{_SPACE}]+")
-_MOST_WORDS = 1 << 17
-_LONGEST_WORD = 64
+_MOST_PARTS = 1 << 17
+_LONGEST_KEPT = 64
 
 
 def _splits_like_gpt2(engine: Any) -> bool:
     """Whether every part of a text (see above) may be encoded on its own."""
-    spec = json.loads(engine.to_str())
-    before, model = spec["pre_tokenizer"] or {}, spec["model"]
+    from tokenizers import models, pre_tokenizers
+
+    before = engine.pre_tokenizer
     return (
-        spec["normalizer"] is None
-        and before.get("type") == "ByteLevel"
-        and before.get("use_regex", True)
-        and not before.get("add_prefix_space", True)
-        and model.get("type") == "BPE"
-        and not model.get("dropout")
-        and spec.get("truncation") is None
-        and spec.get("padding") is None
+        isinstance(before, pre_tokenizers.ByteLevel)
+        and before.use_regex
+        and not before.add_prefix_space
+        and isinstance(engine.model, models.BPE)
+        and not engine.model.dropout
+        and engine.normalizer is engine.truncation is engine.padding is None
     )
 
 
-class _Words:
-    """Encodes parts of texts, each once: a dictionary from part to ids, emptied when it is full."""
+class _Parts:
+    """Encodes parts of texts, each once: a dictionary from part to ids (as bytes), emptied when it is full."""
 
     def __init__(self, engine: Any):
         added = [token.content for token in engine.get_added_tokens_decoder().values()]
         self._added = re.compile("|".join(map(re.escape, added))) if added else None
         self._engine = engine
-        self._known: dict[str, list[int]] = {}
+        self._known: dict[str, bytes] = {}
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        # a text that contains an added token is cut at it first, by rules of the token's own
-        whole = {i for i, text in enumerate(texts) if self._added and self._added.search(text)}
-        parts = [[] if i in whole else _PARTS.findall(text) for i, text in enumerate(texts)]
-        self._learn(set(chain.from_iterable(parts)).difference(self._known))
-        known = self._known.__getitem__
-        ids = [np.array(list(chain.from_iterable(map(known, each))), np.int32) for each in parts]
-        for i in whole:
-            ids[i] = np.array(self._engine.encode(texts[i], add_special_tokens=False).ids, np.int32)
-        if len(self._known) > _MOST_WORDS:
+        if len(self._known) > _MOST_PARTS:
             self._known.clear()
-        else:
-            self._forget()
+        parts = [(_ASCII_PARTS if text.isascii() else _PARTS).findall(text) for text in texts]
+        passing = self._learn(list(set(chain.from_iterable(parts)).difference(self._known)))
+        ids = [np.frombuffer(b"".join(map(self._known.__getitem__, each)), np.int32) for each in parts]
+        for part in passing:
+            del self._known[part]
+        for i, text in enumerate(texts):
+            if self._added and self._added.search(text):  # cut at it first, by rules of the token's own
+                ids[i] = np.array(self._engine.encode(text, add_special_tokens=False).ids, np.int32)
         return ids
 
-    def _learn(self, new: set[str]) -> None:
-        unseen = list(new)
-        self._long = [part for part in unseen if len(part) > _LONGEST_WORD]
-        for part, encoding in zip(
-            unseen, self._engine.encode_batch_fast(unseen, add_special_tokens=False), strict=True
-        ):
-            self._known[part] = encoding.ids
-
-    def _forget(self) -> None:
-        """Long parts rarely come again and would make the dictionary large."""
-        for part in self._long:
-            del self._known[part]
+    def _learn(self, new: list[str]) -> list[str]:
+        """Encode new parts. Returns the long ones, which rarely come again and would make the dictionary large."""
+        encoding = self._engine.encode(new, is_pretokenized=True, add_special_tokens=False)
+        ids = np.array(encoding.ids, np.int32).tobytes()
+        starts = 4 * np.searchsorted(np.array(encoding.word_ids, np.int64), np.arange(len(new) + 1))
+        for part, (start, end) in zip(new, pairwise(starts.tolist()), strict=True):
+            self._known[part] = ids[start:end]
+        return [part for part in new if len(part) > _LONGEST_KEPT]
 
 
 def _from_json(name: str, path: Path) -> Trained:
