@@ -1,11 +1,15 @@
 """The one page where order is decided: cut into stages, then tensor plan, recompute, compile, shard."""
 
 import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from steelyard.model.gpt import GPT
 from steelyard.model.init import initial
 from steelyard.parallel.mesh import Mesh
+from steelyard.parallel.pipeline import Chunk, chunks
+from steelyard.parallel.recompute import recompute
 from steelyard.parallel.shard import DTYPES, needs_sharding, shard
+from steelyard.parallel.tensor import tensor_parallel
 from steelyard.spec.run import Run
 
 
@@ -15,22 +19,30 @@ def build(run: Run, mesh: Mesh) -> list[GPT]:
     Nothing is ever allocated whole that this rank does not keep: modules are made on the meta device, cut, and only
     then given memory.
     """
-    parts = []
+    return [_build_part(run, mesh, chunk) for chunk in chunks(run, mesh.pipeline_rank)]
+
+
+def _build_part(run: Run, mesh: Mesh, chunk: Chunk) -> GPT:
     with torch.device("meta"):
-        parts.append(GPT(run.model, run.padded_vocab_size, run.seed).to(DTYPES[run.precision.master]))
-    for part in parts:
-        if needs_sharding(run):
-            shard(part, mesh, run)
-        part.to_empty(device=mesh.device)
-        set_weights(part, run)
-    return parts
+        part = GPT(run.model, run.padded_vocab_size, run.seed, chunk.layers, chunk.first, chunk.last)
+        part = part.to(DTYPES[run.precision.master])
+    if run.parallel.tensor > 1:
+        tensor_parallel(part, mesh, run)
+    blocks = list(part.layers.values())
+    recompute(part, mesh, run)
+    if run.parallel.compile:
+        for block in blocks:
+            block.compile()
+    if needs_sharding(run):
+        shard(part, blocks, mesh, run)
+    part.to_empty(device=mesh.device)
+    set_weights(part, run)
+    return part
 
 
 @torch.no_grad()
 def set_weights(part: GPT, run: Run) -> None:
     """Draw every parameter by its name; a rank that holds a shard draws the whole and keeps its piece."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
     for name, parameter in part.named_parameters():
         whole = initial(run.model, name, tuple(parameter.shape), run.seed).to(parameter.dtype)
         if isinstance(parameter, DTensor):

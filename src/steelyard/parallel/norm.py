@@ -61,6 +61,16 @@ def _wide(gradient: Tensor) -> torch.dtype:
 
 
 @torch.no_grad()
+def settle(parameters: Iterable[nn.Parameter]) -> None:
+    """Finish gradients that are still partial sums over the tensor axis (replicated weights that each rank applied to
+    its own part). FSDP does this itself where it shards."""
+    for parameter in parameters:
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:  # type: ignore[attr-defined]
+            parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
+
+
+@torch.no_grad()
 def scale(parameters: Iterable[nn.Parameter], factor: float | Tensor) -> None:
     """Multiply every gradient in place."""
     gradients = [local(p.grad) for p in parameters if p.grad is not None]

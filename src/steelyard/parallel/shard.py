@@ -5,6 +5,8 @@ micro-batch's gradients to shards; stage 1 accumulates whole gradients and reduc
 per replica. Gradients are summed, not averaged: the loss already carries the weights of the global batch.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -23,11 +25,11 @@ def needs_sharding(run: Run) -> bool:
     return run.parallel.data > 1 or not run.precision.compute == run.precision.gradients == master
 
 
-def shard(model: GPT, mesh: Mesh, run: Run) -> None:
+def shard(model: GPT, blocks: Iterable[nn.Module], mesh: Mesh, run: Run) -> None:
     """Apply FSDP2 in place: every block a unit of its own, the rest of the stage one more."""
     policy = mixed_precision(run.precision)
     resharding = run.parallel.zero == 3
-    for block in model.layers.values():
+    for block in blocks:
         fully_shard(block, mesh=mesh.fsdp, mp_policy=policy, reshard_after_forward=resharding)
     fully_shard(model, mesh=mesh.fsdp, mp_policy=policy, reshard_after_forward=resharding)
     for module in units(model):

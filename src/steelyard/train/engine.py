@@ -2,7 +2,8 @@
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +11,10 @@ from torch import Tensor, nn
 from steelyard.data.loader import Batch, Split
 from steelyard.parallel import apply, norm, shard
 from steelyard.parallel.mesh import Mesh
+from steelyard.parallel.pipeline import Pipeline, TiedTable
 from steelyard.spec.run import Run
-from steelyard.train import optimizer
 from steelyard.train.loss_scale import Scaler
+from steelyard.train.optimizer import AdamW
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,11 @@ class Engine:
     def __init__(self, run: Run, mesh: Mesh):
         self.run, self.mesh = run, mesh
         self.parts = apply.build(run, mesh)
+        self.tied = TiedTable(run, mesh, self.parts)
+        compute = shard.DTYPES[run.precision.compute]
+        self.pipeline = Pipeline(run, mesh, self.parts, compute) if run.parallel.pipeline > 1 else None
         self.scaler = Scaler.of(run.precision)
-        self.optimizer = optimizer.build(self.parameters, run.optimizer)
+        self.optimizer = AdamW(self.parameters, run.optimizer)
         self._sums = torch.zeros(2, dtype=torch.float64, device=mesh.device)
         self._valid = torch.zeros((), dtype=torch.float64, device=mesh.device)
         self.fingerprint = 0  # of the step's global batch, whatever rank read which sample
@@ -63,72 +68,66 @@ class Engine:
 
     def forward_backward(self, micro_batches: Sequence[Micro], step: int) -> None:
         """Accumulate the gradients (times the loss scale) and the loss of all micro-batches of step number `step`."""
-        (part,) = self.parts
-        part.train()
-        for number, micro in enumerate(micro_batches):
-            shard.before_micro_batch(part, self.run.parallel.zero, number == len(micro_batches) - 1)
-            sums = self._forward(part, micro, step)
-            sums[0].backward()
-            self._sums += sums.detach()
+        for part in self.parts:
+            part.train()
+        if self.pipeline:
+            self._sums += self._through_pipeline(self.pipeline, micro_batches, step, train=True)
+        else:
+            for number, micro in enumerate(micro_batches):
+                shard.before_micro_batch(self.parts[0], self.run.parallel.zero, number == len(micro_batches) - 1)
+                sums = self._forward(self.parts[0], micro, step)
+                sums[0].backward()
+                self._sums += sums.detach()
+        norm.settle(self.parameters)
+        self.tied.sum_gradients()
+
+    def _through_pipeline(self, pipeline: Pipeline, micro_batches: Sequence[Micro], step: int, train: bool) -> Tensor:
+        """The summed [2] of `ChunkedLoss`, on the rank with the last stage."""
+        inputs = self._inputs(_joined(micro_batches), step)
+        return pipeline.run(inputs.pop("tokens"), len(micro_batches), train, **inputs)
 
     def _forward(self, part: nn.Module, micro: Micro, step: int) -> Tensor:
-        batch = micro.batch
-        return part(
-            batch.tokens,
-            labels=batch.labels,
-            weights=micro.weights,
-            positions=batch.positions,
-            documents=batch.documents,
-            samples=batch.samples,
-            step=step,
-            grad_scale=self.scaler.scale,
-        )
+        inputs = self._inputs(micro, step)
+        return part(inputs.pop("tokens"), **inputs)
+
+    def _inputs(self, micro: Micro, step: int) -> dict[str, Any]:
+        """What every stage of the model is given; absent options are left out."""
+        tensors = {name: value for name, value in vars(micro.batch).items() if name != "loss_mask"}
+        found = {**tensors, "weights": micro.weights, "step": step, "grad_scale": self.scaler.scale}
+        return {name: value for name, value in found.items() if value is not None}
 
     def loss(self) -> float:
         """Mean loss over all valid tokens of the step's global batch, in nats; nan where there were none."""
-        total = self.mesh.all_reduce(self._sums[1:].clone(), ("data",))
+        total = self.mesh.all_reduce(self._sums[1:].clone(), ("pipeline", "data"))
         return (total / self._valid).item()
 
     def clip(self, limit: float) -> float:
         """Undo the loss scale and clip to `limit` (0: no clipping). Returns the norm before clipping."""
-        total = norm.gradient_norm(self.parameters, self.mesh).item() / self.scaler.scale
+        counted = [p for p in self.parameters if p is not self.tied.copy]
+        total = norm.gradient_norm(counted, self.mesh).item() / self.scaler.scale
         factor = min(1.0, limit / (total + 1e-6)) if limit > 0 else 1.0
         if factor != 1.0 or self.scaler.scale != 1.0:
             norm.scale(self.parameters, factor / self.scaler.scale)
         return total
 
     def update(self, rate: float) -> None:
-        optimizer.set_rate(self.optimizer, rate)
-        self.optimizer.step()
+        self.optimizer.update(rate)
 
     def end(self) -> None:
         """Drop the gradients."""
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def tensors(self, with_optimizer: bool) -> dict[str, Tensor]:
-        """Every tensor of a checkpoint by its global name, in place: weights in the master dtype, and Adam's two
-        moments, which are made here where no update has made them yet."""
-        found: dict[str, Tensor] = {}
-        for part in self.parts:
-            for name, parameter in part.named_parameters():
-                found[f"weights.{name}"] = parameter.detach()
-                if with_optimizer:
-                    moments = self.optimizer.state[parameter] or self._new_moments(parameter)
-                    found[f"mean.{name}"], found[f"variance.{name}"] = moments["exp_avg"], moments["exp_avg_sq"]
+        """Every tensor of a checkpoint by its global name, in place: master weights, and Adam's moments."""
+        names = {parameter: name for part in self.parts for name, parameter in part.named_parameters()}
+        found = {f"weights.{name}": parameter.detach() for parameter, name in names.items()}
+        if with_optimizer:
+            for parameter, mean, variance in self.optimizer.moments():
+                found[f"mean.{names[parameter]}"], found[f"variance.{names[parameter]}"] = mean, variance
         return found
-
-    def _new_moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        moments = self.optimizer.state[parameter]
-        moments["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-        moments["exp_avg"], moments["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        return moments
-
-    def after_load(self, updates: int) -> None:
-        """Adam's own count of updates, from which its bias correction follows."""
-        for moments in self.optimizer.state.values():
-            moments["step"].fill_(updates)
 
     def shapes_on_tensor_rank(self) -> dict[str, tuple[int, ...]]:
         """Every live parameter with its shape before the data axis shards it."""
@@ -139,15 +138,17 @@ class Engine:
     @torch.no_grad()
     def evaluate(self, batches: Sequence[Batch]) -> tuple[float, int]:
         """(sum of the token losses, valid tokens) over the batches of all data ranks, without dropout."""
-        (part,) = self.parts
-        part.eval()
-        totals = torch.zeros(2, dtype=torch.float64, device=self.mesh.device)
-        for batch in batches:
-            batch = _to(batch, self.mesh.device)
-            sums = self._forward(part, Micro(batch, batch.loss_mask.float()), 0)
-            totals += torch.stack([sums[1], batch.loss_mask.sum()])
-        self.mesh.all_reduce(totals, ("data",))
-        return totals[0].item(), int(totals[1].item())
+        for part in self.parts:
+            part.eval()
+        micro_batches = [Micro(b, b.loss_mask.float()) for b in (_to(batch, self.mesh.device) for batch in batches)]
+        if self.pipeline:
+            total = self._through_pipeline(self.pipeline, micro_batches, 0, train=False)[1]
+        else:
+            total = torch.stack([self._forward(self.parts[0], micro, 0)[1] for micro in micro_batches]).sum().double()
+        valid = torch.stack([micro.batch.loss_mask.sum() for micro in micro_batches]).sum().double()
+        self.mesh.all_reduce(total, ("pipeline", "data"))
+        self.mesh.all_reduce(valid, ("data",))
+        return total.item(), int(valid.item())
 
 
 def share(split: Split, first: int, size: int, run: Run, mesh: Mesh) -> list[Batch]:
@@ -156,6 +157,17 @@ def share(split: Split, first: int, size: int, run: Run, mesh: Mesh) -> list[Bat
     micro, data = run.batch.micro_batch_size, run.parallel.data
     starts = range(first + mesh.data_rank * micro, first + size, micro * data)
     return [split.batch(start, micro, run.model.vocab_size) for start in starts]
+
+
+def _joined(micro_batches: Sequence[Micro]) -> Micro:
+    """All micro-batches as one, along the batch dimension."""
+
+    def join(name: str) -> Any:
+        values = [getattr(micro.batch, name) for micro in micro_batches]
+        return None if values[0] is None else torch.cat(values)
+
+    batch = Batch(**{field.name: join(field.name) for field in fields(Batch)})
+    return Micro(batch, torch.cat([micro.weights for micro in micro_batches]))
 
 
 def _fingerprint(batch: Batch) -> int:

@@ -1,0 +1,157 @@
+"""Pipeline parallelism: which layers stand where, and PyTorch's schedules over them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
+
+from steelyard.model.gpt import GPT
+from steelyard.parallel.mesh import Mesh
+from steelyard.predict import stages
+from steelyard.spec.run import Run
+
+SCHEDULES: dict[str, Any] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+}
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One stage of the pipeline: the layers it holds, and whether it is the first or the last."""
+
+    stage: int
+    layers: range
+    first: bool
+    last: bool
+
+
+def chunks(run: Run, pipeline_rank: int) -> list[Chunk]:
+    """The stages of one pipeline rank, in the order of the spec's schedule."""
+    sizes = stages.split(run.model, run.parallel)
+    starts = [sum(sizes[:stage]) for stage in range(len(sizes) + 1)]
+    return [
+        Chunk(stage, range(starts[stage], starts[stage + 1]), stage == 0, stage == len(sizes) - 1)
+        for stage in stages.chunks(run.parallel, pipeline_rank)
+    ]
+
+
+class Pipeline:
+    """The schedule of a run over this rank's parts.
+
+    A schedule is made per number of micro-batches, which a batch ramp changes.
+    """
+
+    def __init__(self, run: Run, mesh: Mesh, parts: Sequence[GPT], dtype: torch.dtype):
+        self._run, self._mesh, self._parts, self._dtype = run, mesh, parts, dtype
+        self._chunks = chunks(run, mesh.pipeline_rank)
+        self._schedules: dict[int, Any] = {}
+
+    @property
+    def holds_first(self) -> bool:
+        return any(chunk.first for chunk in self._chunks)
+
+    @property
+    def holds_last(self) -> bool:
+        return any(chunk.last for chunk in self._chunks)
+
+    def run(self, tokens: Tensor, micro_batches: int, train: bool, **inputs: Any) -> Tensor:
+        """Run all micro-batches through the pipeline, backward too if `train`.
+
+        tokens and the tensors of `inputs` are [micro_batches x micro, sequence] and reach every stage. Returns the
+        [2] sums of the loss on the rank with the last stage and zeros elsewhere.
+        """
+        schedule = self._schedules.get(micro_batches) or self._schedule(micro_batches)
+        self._schedules[micro_batches] = schedule
+        execute = schedule.step if train else schedule.eval
+        sums = execute(*([tokens] if self.holds_first else []), target=inputs["labels"], **inputs)
+        if sums is None:
+            return torch.zeros(2, dtype=torch.float64, device=self._mesh.device)
+        return sums.detach().view(-1, 2).sum(0).double()
+
+    def _schedule(self, micro_batches: int) -> Any:
+        built = [self._stage(chunk, part) for chunk, part in zip(self._chunks, self._parts, strict=True)]
+        kind = SCHEDULES[self._run.parallel.pipeline_schedule]
+        return kind(
+            built if self._run.parallel.virtual > 1 else built[0], micro_batches, loss_fn=_weighted, scale_grads=False
+        )
+
+    def _stage(self, chunk: Chunk, part: GPT) -> PipelineStage:
+        """The shapes between stages are known, so no rank has to find them out by a trial run."""
+        model, micro = self._run.model, self._run.batch.micro_batch_size
+        length = model.seq_length // (self._run.parallel.tensor if self._run.parallel.sequence else 1)
+        # requires_grad: the schedules send a gradient back only for what asks for one
+        hidden = torch.empty(micro, length, model.hidden_size, dtype=self._dtype, device="meta", requires_grad=True)
+        tokens = torch.empty(micro, model.seq_length, dtype=torch.int64, device="meta")
+        wide = torch.float64 if self._dtype == torch.float64 else torch.float32
+        sums = torch.empty(2, dtype=wide, device="meta", requires_grad=True)
+        return PipelineStage(
+            part,
+            chunk.stage,
+            self._run.parallel.num_stages,
+            self._mesh.device,
+            input_args=(tokens if chunk.first else hidden,),
+            output_args=(sums if chunk.last else hidden,),
+            group=self._mesh.whole.get_group("pipeline"),
+        )
+
+
+def _weighted(sums: Tensor, _: Tensor) -> Tensor:
+    """The loss that is differentiated: the first of the two sums."""
+    return sums[0]
+
+
+class TiedTable:
+    """The word table where it stands twice: on the first stage, and as the head of a last stage apart from it.
+
+    Both start equal, and both get the sum of both gradients, so both stay equal.
+    """
+
+    def __init__(self, run: Run, mesh: Mesh, parts: Sequence[GPT]):
+        tied = run.model.tied_embeddings and run.parallel.num_stages > 1
+        found = chunks(run, mesh.pipeline_rank)
+        pairs = list(zip(found, parts, strict=True))
+        self.table = next((p.embedding.word.weight for c, p in pairs if tied and p.embedding is not None), None)
+        self.copy = next((p.head.weight for c, p in pairs if tied and c.last and p.head is not None), None)
+        self._group = self._pair_group(run, mesh) if tied else None
+
+    @staticmethod
+    def _pair_group(run: Run, mesh: Mesh) -> Any:
+        """The group of this column's first and last stage; made by all ranks together. None where one rank has both."""
+        last_rank = 0 if run.parallel.pipeline_schedule == "zbv" else run.parallel.pipeline - 1
+        if last_rank == 0:
+            return None
+        columns = mesh.whole.mesh.flatten(1)  # [pipeline, ranks of a stage]
+        mine = None
+        for column in range(columns.shape[1]):
+            ranks = [int(columns[0, column]), int(columns[last_rank, column])]
+            group = dist.new_group(ranks)
+            if dist.get_rank() in ranks:
+                mine = group
+        return mine
+
+    @torch.no_grad()
+    def sum_gradients(self) -> None:
+        """Give both tables the sum of their gradients."""
+        from steelyard.parallel.norm import local
+
+        held = [local(t.grad) for t in (self.table, self.copy) if t is not None and t.grad is not None]
+        if len(held) == 2:
+            held[0] += held[1]
+            held[1].copy_(held[0])
+        elif held and self._group is not None:
+            dist.all_reduce(held[0], group=self._group)
