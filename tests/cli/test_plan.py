@@ -78,6 +78,9 @@ def test_as_a_framework(t1):
     assert "every stage is taken for the first one" in shown
     shown = plan(t1, "parallel.tensor=2", "--as", "megatron")
     assert " > number of parameters on (tensor, pipeline) model parallel rank (1, 0): 121344" in shown
+    found = json.loads(plan(t1, "parallel.tensor=2", "--as", "megatron", "--json"))
+    assert found["printed"]["megatron_ranks"]["value"] == [121344, 121344]
+    assert found["views"]["megatron"]["flops_per_step"] > 0
 
 
 def test_layouts_side_by_side(t1):

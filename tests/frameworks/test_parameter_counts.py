@@ -8,7 +8,7 @@ import pytest
 
 from steelyard.frameworks import counting
 from steelyard.frameworks.deepspeed import counts as deepspeed
-from steelyard.frameworks.megatron.counts import network
+from steelyard.frameworks.megatron.counts import line, network
 from steelyard.predict import parameters
 from steelyard.spec import UserError, resolve
 
@@ -82,6 +82,13 @@ def test_the_lines_of_deepspeed():
         "RANK=1 STAGE=1 LAYERS=8 [7, 15) STAGE_PARAMS=38890496 (38.890M) TOTAL_PARAMS=77779968 (77.780M) "
         "UNIQUE_PARAMS=51500032 (51.500M)",
     )
+
+
+def test_pipeline_layers_of_spring_2021():
+    """The 2021 branch had no cast in front: [0,6) [34,38) [50,54) for 64 layers on 16 stages."""
+    old = deepspeed.ranges((4,) * 16, half=True, spring_2021=True)
+    assert [old[stage] for stage in (0, 8, 12)] == [(0, 6), (34, 38), (50, 54)]
+    assert old[-1][1] == deepspeed.ranges((4,) * 16, half=False)[-1][1] == 64 + 6
 
 
 def test_replicas_explain_the_difference():
@@ -237,6 +244,9 @@ def test_megatron_itself(name):
     assert network(run).padded_vocab_size(tensor) == recorded["padded_vocab_size"]
     ours = counting.printed(run)["megatron_ranks"]
     assert ours.value == [rank["parameters"] for rank in sorted(recorded["ranks"], key=_position)]
+    for rank in recorded["ranks"]:
+        where = rank["tensor_rank"], rank["pipeline_rank"]
+        assert line(*where, rank["parameters"], since_2026_07=True) == rank["line"]
     for stage, shapes in recorded["tensors_of_tensor_rank_0"].items():
         held = parameters.stage_tensors(network(run), run.parallel, int(stage))
         first = layers * int(stage)

@@ -46,11 +46,11 @@ def test_the_contract():
     assert (found["schema"], found["version"]) == ("steelyard.plan", 1)
     assert set(found) >= {
         "name", "size_in_name", "model", "layout", "batch", "length", "learning_rate", "parameters", "flops",
-        "hardware", "notes",
+        "recompute", "hardware", "notes",
     }  # fmt: skip
     assert set(found["parameters"]) >= {
         "unique", "unique_unpadded", "padding", "without_embeddings", "sum_over_ranks", "per_stage", "ranks",
-        "as_printed", "says",
+        "tensors", "as_printed", "says",
     }  # fmt: skip
     assert set(found["parameters"]["ranks"][0]) >= {
         "stage", "tensor", "count", "stored", "held", "sharded", "replicated", "tied_copy", "embedding", "position",
@@ -85,6 +85,7 @@ def test_sums(run):
     assert counts["unique"] == counts["unique_unpadded"] + counts["padding"]
     assert sum(rank["count"] for rank in counts["ranks"]) == layout["world_size"]
     assert all(rank["held"] == rank["sharded"] + rank["replicated"] for rank in counts["ranks"])
+    assert counts["unique"] == sum(entry["parameters"] * entry["times"] for entry in counts["tensors"])
     assert sum(layout["stages"]) == found["model"]["num_layers"]
     sequences = found["batch"]["global_batch_size"]
     assert sum(layout["stage_flops_per_sequence"]) * sequences == found["flops"]["model_per_step"]

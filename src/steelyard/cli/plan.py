@@ -54,14 +54,15 @@ def plan(
         return
     run = _load(run_file, overrides or [], world).run
     planned = sheet.as_json(run)
-    if json:
+    if counts:
+        reported = sheet.as_reported(run, counts)
+        print(sheet.dumps(reported) if json else terminal.as_framework(planned, reported))
+    elif json:
         print(sheet.dumps(planned))
-    elif counts:
-        print(terminal.as_framework(run, planned, counts))
     else:
         print(terminal.plan(planned))
         if explain:
-            print("\n" + terminal.explained(run, planned))
+            print("\n" + terminal.explained(planned))
 
 
 def _load(path: Path, overrides: list[str], world: int | None) -> "Loaded":

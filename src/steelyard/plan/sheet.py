@@ -29,6 +29,7 @@ def as_json(run: Run) -> dict[str, Any]:
         "learning_rate": learning_rate(run),
         "parameters": parameter_counts(run),
         "flops": flop_counts(run),
+        "recompute": recompute(run),
         "hardware": chip(run),
         "notes": [{"key": note.key, "text": note.text} for note in check.notes(run)],
     }
@@ -59,6 +60,12 @@ def model(run: Run) -> dict[str, Any]:
     return {**shape, "padded_vocab_size": padded, "padding_rows": padded - run.model.vocab_size}
 
 
+def recompute(run: Run) -> dict[str, Any]:
+    """What is recomputed, as asked."""
+    asked = run.recompute
+    return {"mode": asked.mode, "every": asked.every, "layers": asked.layers, "modules": list(asked.modules)}
+
+
 def layout(run: Run) -> dict[str, Any]:
     """The mesh, the layers of each stage, and each stage's model FLOPs for one sequence."""
     names = (
@@ -81,9 +88,7 @@ def batch(run: Run) -> dict[str, Any]:
         "micro_batch_size": run.batch.micro_batch_size,
         "accumulation": run.batch.accumulation,
         "tokens_per_step": run.tokens_per_step,
-        "levels": [
-            {**vars(level), "first_step": level.first_step + 1} for level in progress.levels(run.batch, total)
-        ],
+        "levels": [{**vars(level), "first_step": level.first_step + 1} for level in progress.levels(run.batch, total)],
     }
 
 
@@ -136,9 +141,22 @@ def parameter_counts(run: Run) -> dict[str, Any]:
         "sum_over_ranks": parameters.sum_over_ranks(spec, parallel),
         "per_stage": list(parameters.per_stage(spec, parallel)),
         "ranks": [_rank(rank) for rank in parameters.ranks(spec, parallel)],
+        "tensors": _tensors(run),
         "as_printed": {key: entry.value for key, entry in printed.items()},
         "says": {**PARAMETERS_SAY, **{key: entry.says for key, entry in printed.items()}},
     }
+
+
+def _tensors(run: Run) -> list[dict[str, Any]]:
+    """The tensors of the model, those that are equal in every layer once with how often they occur."""
+    found: dict[str, dict[str, Any]] = {}
+    for entry in parameters.tensors(run.model, run.parallel.tensor):
+        name = re.sub(r"^layers\.\d+\.", "layers.*.", entry.name)
+        if name not in found:
+            place = {"name": name, "part": entry.part, "shape": list(entry.shape), "cut": entry.cut}
+            found[name] = {**place, "parameters": entry.numel, "times": 0}
+        found[name]["times"] += 1
+    return list(found.values())
 
 
 def _rank(rank: parameters.Rank) -> dict[str, int]:
@@ -157,6 +175,8 @@ PARAMETERS_SAY = {
     "sum_over_ranks": "Parameters held by the tensor x pipeline ranks of one replica, added up: replicated tensors "
     "count once per tensor rank and tied embeddings twice with a pipeline. Not the size of the model.",
     "per_stage": "Distinct parameters of each pipeline stage; the last holds a copy of tied word embeddings.",
+    "tensors": "Every tensor, those of a layer once with `times` layers; `cut` is the dimension that the tensor axis "
+    "divides, null where every tensor rank holds the whole.",
     "ranks": "Classes of equal ranks: `count` ranks hold `held` parameters each and keep `stored` on the device "
     "throughout a step (a shard under ZeRO 3).",
 }
@@ -199,6 +219,18 @@ FLOPS_SAY = {
 }
 
 
+def as_reported(run: Run, counts: counting.Counts) -> dict[str, Any]:
+    """What one framework would print about this run and how it counts its FLOPs per step."""
+    return {
+        "framework": counts.NAME,
+        "printed": {
+            entry.key: {"value": entry.value, "says": entry.says, "lines": list(entry.lines)}
+            for entry in counts.printed(run)
+        },
+        "views": {view.key: {"flops_per_step": view.flops_per_step, "says": view.says} for view in counts.views(run)},
+    }
+
+
 def chip(run: Run) -> dict[str, Any]:
     """The device and its dense peak in the compute dtype; null where unknown."""
     found = hardware.of(run.hardware)
@@ -212,14 +244,15 @@ def chip(run: Run) -> dict[str, Any]:
 
 
 def dumps(value: Any, indent: str = "") -> str:
-    """JSON with one line for everything that holds only plain values: tables of numbers stay readable and diffable."""
+    """JSON with one line for a list of plain values and for a short object: tables stay readable and diffable."""
     from json import dumps as plain
 
-    inner = list(value.values()) if isinstance(value, dict) else value
-    if not isinstance(value, dict | list) or not any(isinstance(entry, dict | list) for entry in inner):
-        line = plain(value)
-        if not isinstance(value, dict) or len(indent) + len(line) <= 240:
-            return line
+    line = plain(value)
+    nested = isinstance(value, list) and any(isinstance(entry, dict | list) for entry in value)
+    if not isinstance(value, dict | list) or not (nested or isinstance(value, dict)):
+        return line
+    if isinstance(value, dict) and "{" not in line[1:] and len(indent) + len(line) <= 240:
+        return line
     deeper = indent + " "
     if isinstance(value, dict):
         entries = [f"{deeper}{plain(key)}: {dumps(entry, deeper)}" for key, entry in value.items()]

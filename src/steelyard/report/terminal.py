@@ -1,13 +1,8 @@
 """The plan of a run as text for a terminal. Plain text: a plan answers before a table library would have loaded."""
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
-
-from steelyard.frameworks.counting import Counts
-from steelyard.predict import flops, parameters
-from steelyard.spec.run import Run
 
 Sheet = dict[str, Any]
 INDENT = " " * 13
@@ -214,49 +209,41 @@ COMPARED = {
 }
 
 
-def as_framework(run: Run, sheet: Sheet, counts: Counts) -> str:
+def as_framework(sheet: Sheet, reported: dict[str, Any]) -> str:
     """What one framework would print about this run, and how that differs from the truth."""
-    unique = sheet["parameters"]["unique"]
-    lines = [f"{run.name} as {counts.NAME} would report it (true: {unique:,} parameters, padding included)", ""]
-    for entry in counts.printed(run):
-        value = "none for this run" if entry.value is None else entry.value
-        shown = entry.lines or (f"{entry.key}: {value}",)
+    unique, model = sheet["parameters"]["unique"], sheet["flops"]["model_per_step"]
+    title = f"{sheet['name']} as {reported['framework']} would report it"
+    lines = [f"{title} (true: {unique:,} parameters, padding included)", ""]
+    for key, entry in reported["printed"].items():
+        value = "none for this run" if entry["value"] is None else entry["value"]
+        shown = entry["lines"] or [f"{key}: {value}"]
         lines += shown[:MOST_LINES]
         if len(shown) > MOST_LINES:
             lines.append(f"... {len(shown) - MOST_LINES} more lines")
-        lines += [f"    {entry.says}", ""]
-    model = sheet["flops"]["model_per_step"]
-    for view in counts.views(run):
-        if view.flops_per_step is None:
-            lines.append(f"{view.key}: none for this run")
-        else:
-            ratio = view.flops_per_step / model
-            lines.append(f"{view.key}: {_si(view.flops_per_step)}FLOP a step, {ratio:.3f} x our model FLOPs (causal)")
-        lines += [f"    {view.says}", ""]
+        lines += [f"    {entry['says']}", ""]
+    for key, view in reported["views"].items():
+        found = view["flops_per_step"]
+        ratio = "none for this run" if found is None else f"{_si(found)}FLOP a step, {found / model:.3f} x model FLOPs"
+        lines += [f"{key}: {ratio}", f"    {view['says']}", ""]
     return "\n".join(lines).rstrip()
 
 
 MOST_LINES = 16
 
 
-def explained(run: Run, sheet: Sheet) -> str:
+def explained(sheet: Sheet) -> str:
     """Every term of every number of a sheet."""
-    return "\n".join([*_tensors(run), "", *_totals(sheet), "", *_products(run, sheet), "", *_views(sheet)])
+    return "\n".join([*_tensors(sheet), "", *_totals(sheet), "", *_products(sheet), "", *_views(sheet)])
 
 
-def _tensors(run: Run) -> Iterator[str]:
-    """The tensors of the model, equal layers on one line."""
-    tensor = run.parallel.tensor
+def _tensors(sheet: Sheet) -> Iterator[str]:
     yield f"{'parameter tensor':<36} {'shape':>18} {'cut':>9} {'each':>16} {'times':>6} {'total':>20}"
-    found: dict[tuple[Any, ...], int] = {}
-    for entry in parameters.tensors(run.model, tensor):
-        name = re.sub(r"^layers\.\d+\.", "layers.*.", entry.name)
-        cut = "whole" if entry.cut is None else "rows" if entry.cut == 0 else "columns"
-        key = (name, " x ".join(f"{size}" for size in entry.shape), cut, entry.numel)
-        found[key] = found.get(key, 0) + 1
-    for (name, shape, cut, each), times in found.items():
-        yield f"{name:<36} {shape:>18} {cut:>9} {each:>16,} {times:>6} {each * times:>20,}"
-    yield f"`cut`: what the tensor axis ({tensor}) divides; whole tensors are on every tensor rank."
+    for entry in sheet["parameters"]["tensors"]:
+        shape = " x ".join(map(str, entry["shape"]))
+        cut = {None: "whole", 0: "rows", 1: "columns"}[entry["cut"]]
+        each, times = entry["parameters"], entry["times"]
+        yield f"{entry['name']:<36} {shape:>18} {cut:>9} {each:>16,} {times:>6} {each * times:>20,}"
+    yield f"`cut`: what the tensor axis ({sheet['layout']['tensor']}) divides; whole tensors are on every tensor rank."
 
 
 def _totals(sheet: Sheet) -> Iterator[str]:
@@ -275,26 +262,27 @@ def _brief(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else "none" if value is None else str(value)
 
 
-def _products(run: Run, sheet: Sheet) -> Iterator[str]:
-    model = run.model
-    sizes = {"s": model.seq_length, "h": model.hidden_size, "q": model.query_width, "k": model.key_value_width}
-    sizes |= {"f": model.ffn_hidden_size, "V": run.padded_vocab_size}
+def _products(sheet: Sheet) -> Iterator[str]:
+    model, counts = sheet["model"], sheet["flops"]
+    width = model["head_dim"]
+    sizes = {"s": model["seq_length"], "h": model["hidden_size"], "q": model["num_attention_heads"] * width}
+    sizes |= {"k": model["num_query_groups"] * width, "f": model["ffn_hidden_size"], "V": model["padded_vocab_size"]}
     letters = ", ".join(f"{letter} = {size}" for letter, size in sizes.items())
     yield f"FLOPs of one forward pass over one sequence: {letters}"
     yield f"{'product':<20} {'formula':<18} {'each':>22} {'times':>6} {'total':>24} {'total, causal':>24}"
-    entries = flops.products(model, run.padded_vocab_size)
-    for entry in entries:
-        totals = f"{entry.total(False):>24,} {entry.total(True):>24,}"
-        yield f"{entry.name:<20} {entry.formula:<18} {entry.flops:>22,} {entry.times:>6} {totals}"
-    masked = sum(entry.flops for entry in entries if entry.masked)
-    linear = sum(entry.flops for entry in entries if not entry.masked and entry.name != "logits")
+    linear = masked = full = causal = 0
+    for name, entry in counts["forward_per_sequence"].items():
+        each, total = entry["flops"], entry["flops"] * entry["times"]
+        needed = total // 2 if entry["masked"] else total
+        yield f"{name:<20} {entry['formula']:<18} {each:>22,} {entry['times']:>6} {total:>24,} {needed:>24,}"
+        full, causal = full + total, causal + needed
+        masked += each if entry["masked"] else 0
+        linear += each if not entry["masked"] and name != "logits" else 0
     yield f"one layer: linear products {linear:,}; scores and context {masked:,} in full, {masked // 2:,} causal"
-    forward = [sum(entry.total(causal) for entry in entries) for causal in (False, True)]
-    for words, total in zip(("full score matrices", "causal"), forward, strict=True):
+    for words, total in (("full score matrices", full), ("causal", causal)):
         yield f"x 3 (forward; two products of the same size backward), {words}: {3 * total:,} model FLOPs a sequence"
-    counts = sheet["flops"]
-    again = (counts["hardware_per_step"] - counts["model_per_step"]) // run.batch.global_batch_size
-    yield f"recompute = {run.recompute.mode}: {again:,} more a sequence, causal"
+    again = (counts["hardware_per_step"] - counts["model_per_step"]) // sheet["batch"]["global_batch_size"]
+    yield f"recompute = {sheet['recompute']['mode']}: {again:,} more a sequence, causal"
     for key in (
         "model_per_step",
         "model_per_step_full_attention",

@@ -11,10 +11,6 @@ from steelyard.spec.run import Run
 
 NAME = "DeepSpeed"
 
-# Pipeline layers that are not transformer layers, as Megatron-DeepSpeed lists them: cast, embedding and transpose in
-# front; transpose, final norm and (tied) head behind, and a cast to fp32 in half precision.
-IN_FRONT, BEHIND = 3, 3
-
 
 def partition(layers: int, stages: int, before_0_12_5: bool = False) -> tuple[int, ...]:
     """Transformer layers per stage under `type:transformer`.
@@ -91,7 +87,8 @@ def printed(run: Run) -> tuple[Printed, ...]:
     layers = placement(run)
     if layers is None:
         why = "DeepSpeed's pipeline engine has no virtual stages."
-        return tuple(Printed(f"deepspeed_{name}", None, why) for name in ("stage", "total", "unique"))
+        names = ("stage", "stage_before_0_12_5", "total", "unique")
+        return tuple(Printed(f"deepspeed_{name}", None, why) for name in names)
     now = params(run, layers)
     older = placement(run, before_0_12_5=True)
     assert older is not None
@@ -103,16 +100,10 @@ def printed(run: Run) -> tuple[Printed, ...]:
             "embedding module, positions included.",
             _lines(run, layers, now),
         ),
-        *(
-            [
-                Printed(
-                    "deepspeed_stage_before_0_12_5",
-                    list(params(run, older).stage),
-                    "STAGE_PARAMS before December 2023, when the partitioner filled stages from the front.",
-                )
-            ]
-            if older != layers
-            else []
+        Printed(
+            "deepspeed_stage_before_0_12_5",
+            list(params(run, older).stage),
+            "STAGE_PARAMS before December 2023, when the partitioner filled stages from the front.",
         ),
         Printed(
             "deepspeed_total",
@@ -130,17 +121,25 @@ def printed(run: Run) -> tuple[Printed, ...]:
 
 
 def _lines(run: Run, layers: tuple[int, ...], now: Params) -> tuple[str, ...]:
-    """One line per stage, of its first rank. LAYERS counts pipeline layers, not transformer layers."""
+    """One line per stage, of its first rank."""
+    per_stage = run.parallel.world_size // run.parallel.pipeline
     half = run.precision.compute in ("fp16", "bf16")
-    ends = [IN_FRONT + sum(layers[: stage + 1]) for stage in range(len(layers))]
-    ends[-1] += BEHIND + half
-    starts = [0, *ends[:-1]]
-    ranks = range(0, run.parallel.world_size, run.parallel.world_size // run.parallel.pipeline)
     return tuple(
-        f"RANK={rank} STAGE={stage} LAYERS={end - start} [{start}, {end}) STAGE_PARAMS={_with_millions(own)} "
-        f"TOTAL_PARAMS={_with_millions(now.total)} UNIQUE_PARAMS={_with_millions(now.unique)}"
-        for stage, (rank, start, end, own) in enumerate(zip(ranks, starts, ends, now.stage, strict=True))
+        f"RANK={stage * per_stage} STAGE={stage} LAYERS={end - start} [{start}, {end}) "
+        f"STAGE_PARAMS={_with_millions(own)} TOTAL_PARAMS={_with_millions(now.total)} "
+        f"UNIQUE_PARAMS={_with_millions(now.unique)}"
+        for stage, ((start, end), own) in enumerate(zip(ranges(layers, half), now.stage, strict=True))
     )
+
+
+def ranges(layers: tuple[int, ...], half: bool, spring_2021: bool = False) -> list[tuple[int, int]]:
+    """The pipeline layers of each stage. They are not transformer layers only: Megatron-DeepSpeed puts a cast (not yet
+    in spring 2021), the embedding and a transpose in front, and a transpose, the final norm, the head and in half
+    precision a cast behind."""
+    front, behind = (2, 4) if spring_2021 else (3, 3 + half)
+    ends = [front + sum(layers[: stage + 1]) for stage in range(len(layers))]
+    ends[-1] += behind
+    return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def _with_millions(count: int) -> str:

@@ -51,13 +51,17 @@ def _ranks(run: Run) -> Printed:
     return Printed(
         "megatron_ranks",
         totals,
-        "One rank's own parameters; added up they count norms, row-parallel biases and positions once per tensor rank "
-        "and the tied word embedding on both ends of the pipeline.",
-        tuple(
-            f" > number of parameters on (tensor, pipeline) model parallel rank ({tensor}, {pipeline}): {total}"
-            for (pipeline, tensor), total in zip(grid, totals, strict=True)
-        ),
+        "One rank's own parameters (since 2026-07-26 with a third coordinate); added up they count norms, row-parallel "
+        "biases and positions once per tensor rank and the tied word embedding on both ends of the pipeline.",
+        tuple(line(tensor, pipeline, total) for (pipeline, tensor), total in zip(grid, totals, strict=True)),
     )
+
+
+def line(tensor: int, pipeline: int, total: int, since_2026_07: bool = False) -> str:
+    """The line of one rank, as printed from 2021 to 2026-07-26 or since."""
+    place = f"({tensor}, 0, {pipeline})" if since_2026_07 else f"({tensor}, {pipeline})"
+    axes = "(tensor, gtp_remat, pipeline)" if since_2026_07 else "(tensor, pipeline)"
+    return f" > number of parameters on {axes} model parallel rank {place}: {total}"
 
 
 def _theory(run: Run) -> tuple[Printed, ...]:
