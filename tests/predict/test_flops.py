@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from steelyard import hardware
 from steelyard.model.gpt import GPT
+from steelyard.parallel import recompute as parallel_recompute
 from steelyard.predict import flops
 from steelyard.spec import UserError, resolve
 from steelyard.spec.precision import Recompute
@@ -25,9 +26,13 @@ def executed(run, around=lambda block: block):
     network = GPT(run.model, run.padded_vocab_size)
     for name, block in list(network.layers.items()):
         network.layers[name] = around(block)
-    tokens = torch.zeros(BATCH, run.model.seq_length, dtype=torch.long)
+    return counted(network, early_stop=False)
+
+
+def counted(network, early_stop):
+    tokens = torch.zeros(BATCH, network.spec.seq_length, dtype=torch.long)
     counter = FlopCounterMode(display=False, custom_mapping=IN_PLACE)
-    with sdpa_kernel(SDPBackend.MATH), set_checkpoint_early_stop(False), counter:
+    with sdpa_kernel(SDPBackend.MATH), set_checkpoint_early_stop(early_stop), counter:
         network(tokens, labels=tokens, weights=torch.ones(tokens.shape))[0].backward()
     return counter.get_total_flops()
 
@@ -73,6 +78,26 @@ def test_selective_recompute_repeats_the_attention_core(model):
 
     expected = flops.hardware_flops(run.model, run.padded_vocab_size, run.recompute, (1,), causal=False)
     assert executed(run, with_core) == BATCH * expected
+
+
+@pytest.mark.parametrize(
+    ("recompute", "product", "times"),
+    [
+        ({"mode": "full"}, "mlp.down", 4),
+        ({"mode": "full", "every": 2}, "mlp.down", 2),
+        ({"mode": "full", "every": 3, "layers": 2}, "mlp.down", 1),
+        ({"mode": "selective"}, "attention.context", 4),
+        ({"mode": "selective", "modules": ["mlp"]}, "mlp.down", 4),
+    ],
+)
+def test_our_engine_skips_the_last_product(recompute, product, times):
+    """PyTorch ends a recomputation once every saved tensor is back; docs/flops.md says so."""
+    run = resolve({"model": T1, "recompute": recompute}).run
+    network = GPT(run.model, run.padded_vocab_size)
+    parallel_recompute.recompute(network, None, run)
+    skipped = {entry.name: entry.flops for entry in flops.products(run.model, 1)}[product]
+    expected = flops.hardware_flops(run.model, run.padded_vocab_size, run.recompute, (4,), causal=False)
+    assert counted(network, early_stop=True) == BATCH * (expected - times * skipped)
 
 
 T1 = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 64, "vocab_size": 257}
