@@ -188,25 +188,46 @@ def _decompressed(file: BinaryIO, suffix: str) -> BinaryIO:
     if suffix == ".gz":
         return cast(BinaryIO, gzip.GzipFile(fileobj=file))
     if suffix == ".zst":
+        return cast(BinaryIO, io.BufferedReader(_Zstd(file), BLOCK_BYTES))
+    return file
+
+
+class _Zstd(io.RawIOBase):
+    """The content of a file of zstd frames. zstandard's own reader takes a file that is cut for a whole one."""
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self._contents = self._decompress()
+        self._ready = memoryview(b"")
+
+    def _decompress(self) -> Iterator[bytes]:
         from zstandard import ZstdDecompressor, ZstdError
 
-        class Reader(io.RawIOBase):
-            """zstandard's reader, with its errors as OSError."""
-
-            def __init__(self) -> None:
-                self.inner = ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=False)
-
-            def readable(self) -> bool:
-                return True
-
-            def readinto(self, buffer: "bytearray | memoryview") -> int:  # type: ignore[override]
+        packed = self._file.read(BLOCK_BYTES)
+        while packed:
+            frame = ZstdDecompressor().decompressobj()
+            while not frame.eof:
+                if not packed:
+                    raise EOFError("it ends in the middle of its compressed stream")
                 try:
-                    return self.inner.readinto(buffer)
+                    yield frame.decompress(packed)
                 except ZstdError as failure:
                     raise OSError(str(failure)) from None
+                packed = frame.unused_data or self._file.read(BLOCK_BYTES)
 
-        return cast(BinaryIO, io.BufferedReader(Reader(), BLOCK_BYTES))
-    return file
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        while not self._ready:
+            content = next(self._contents, None)
+            if content is None:
+                return 0
+            self._ready = memoryview(content)
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
 
 
 def _ending(path: str) -> str:

@@ -25,6 +25,7 @@ from steelyard.data.store import Dataset
 from steelyard.spec.errors import error
 
 SPLITS = ("train", "validation", "test")
+WIDEST_SHUFFLE = 2**32  # NumPy draws 64-bit numbers from here on
 ROWS_AT_ONCE = 1 << 18  # of the sample index, so that it is never whole in memory while it is built
 
 
@@ -255,7 +256,7 @@ class Shuffle:
         _temper(self._key, self._words)
 
     def __call__(self, array: NDArray) -> None:
-        if len(array) >= 2**32:  # NumPy draws 64-bit numbers here
+        if len(array) >= WIDEST_SHUFFLE:
             state = np.random.RandomState()
             state.set_state(("MT19937", self._key, self._position, 0, 0.0))
             state.shuffle(array)

@@ -25,7 +25,7 @@ from steelyard.data import tokenizer as tokenizers
 from steelyard.data.documents import Bad, Reader, is_empty
 from steelyard.data.inputs import STDIN, Block, Cursor, Input
 from steelyard.data.manifest import MOST_EXAMPLES, Manifest
-from steelyard.data.store import Position, Writer, dtype_for
+from steelyard.data.store import Position, Writer, can_resume, dtype_for
 from steelyard.data.tokenizer import Tokenizer
 from steelyard.spec.errors import error
 
@@ -245,7 +245,8 @@ class _State:
     """PREFIX.state.partial: how far an unfinished call has come, and for which work."""
 
     def __init__(self, prefix: str, options: Options, files: list[Input]):
-        self.path = Path(f"{prefix}.state.partial")
+        self.prefix, self.dtype = prefix, options.dtype
+        self.path, self.beside = Path(f"{prefix}.state.partial"), Path(f"{prefix}.state.partial.new")
         self.resumable = all(each.path != STDIN for each in files)
         stamps = [os.stat(each.path).st_mtime_ns if self.resumable else 0 for each in files]
         self.work = json.loads(json.dumps([asdict(options), [asdict(each) for each in files], stamps]))
@@ -259,22 +260,25 @@ class _State:
             return Cursor(), None, manifest
         if not self.resumable or state["work"] != self.work:
             return Cursor(), None, manifest
+        position = Position(**state["position"])
+        if not can_resume(self.prefix, self.dtype, position):
+            return Cursor(), None, manifest
         counts = {key: state["manifest"][key] for key in ("read", "empty", "skipped", "examples")}
-        return Cursor(**state["cursor"]), Position(**state["position"]), replace(manifest, **counts)
+        return Cursor(**state["cursor"]), position, replace(manifest, **counts)
 
     def save_sometimes(self, writer: Writer, cursor: Cursor, manifest: Manifest) -> None:
         if not self.resumable or time.monotonic() - self.saved < SAVE_SECONDS:
             return
         state = {"work": self.work, "cursor": asdict(cursor), "position": asdict(writer.position()),
                  "manifest": asdict(manifest)}  # fmt: skip
-        beside = Path(f"{self.path}.new")
-        beside.write_text(json.dumps(state), "utf-8")
-        os.replace(beside, self.path)
+        self.beside.write_text(json.dumps(state), "utf-8")
+        os.replace(self.beside, self.path)
         writer.keep = True
         self.saved = time.monotonic()
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
+        self.beside.unlink(missing_ok=True)
 
 
 @contextmanager

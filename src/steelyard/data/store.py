@@ -308,6 +308,19 @@ class Position:
     documents: int
 
 
+def can_resume(prefix: str | Path, dtype: DTypeLike, at: Position) -> bool:
+    """Whether the partial files of a Writer that was stopped hold all that `at` says.
+
+    One stopped between its last renames has no partial tokens any more; they are taken back from their new name.
+    """
+    tokens = Path(f"{prefix}.bin.partial")
+    if not tokens.exists() and bin_path(prefix).exists() and not idx_path(prefix).exists():
+        os.replace(bin_path(prefix), tokens)
+    needed = {"bin": at.tokens * np.dtype(dtype).itemsize, "lengths": 4 * at.sequences, "documents": 8 * at.documents}
+    partial = {name: Path(f"{prefix}.{name}.partial") for name in needed}
+    return all(path.exists() and path.stat().st_size >= needed[name] for name, path in partial.items())
+
+
 def _opened(path: str, at: int) -> BinaryIO:
     """A file to append to, cut to its first `at` bytes."""
     file = open(path, "r+b" if at else "w+b")  # noqa: SIM115  closed by the Writer
