@@ -5,12 +5,13 @@ import os
 import time
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steelyard.data import order
+from steelyard.data import compiled, order
 from steelyard.data.order import SPLITS, Order, Shuffle, sample_index_dtype, size, split_bounds
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "sample_order.json").read_text())["cases"]
@@ -224,3 +225,15 @@ def test_a_part_too_small_for_one_sample(write_dataset, tmp_path):
     """One epoch of 5 tokens holds no sample of 8."""
     built = Order(write_dataset("tiny", [5]), (0, 1), 8, 1, None, tmp_path / "cache", True)
     assert len(built) == 0
+
+
+def test_loops_compile_where_nothing_can_be_kept(monkeypatch):
+    """A read-only installation of a user without a home."""
+
+    def njit(cache=False, **options):
+        if cache:
+            raise RuntimeError("no locator available")
+        return numba.njit(**options)
+
+    monkeypatch.setattr(compiled, "njit", njit)
+    assert compiled.compiled(lambda a: a + 1)(2) == 3

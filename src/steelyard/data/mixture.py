@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from steelyard.data import cache
+from steelyard.data.compiled import compiled
 from steelyard.data.order import Order
 from steelyard.spec.errors import error
 
@@ -104,7 +104,7 @@ def _builder(weights: Sequence[float] | None, sizes: Sequence[int], samples: int
     return build
 
 
-@njit(cache=True)
+@compiled
 def _choose(shares: Any, sizes: Any, dataset: Any, sample: Any) -> None:
     taken = np.zeros(len(shares), np.int64)
     for k in range(len(dataset)):

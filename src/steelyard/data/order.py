@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from steelyard.data import cache
+from steelyard.data.compiled import compiled
 from steelyard.data.store import Dataset
 from steelyard.spec.errors import error
 
@@ -207,7 +207,7 @@ def _write_sample_index(
             file.write(part.data)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _fill_rows(lengths: Any, documents: Any, seq_length: int, place: Any, offset: Any, rows: Any) -> Any:
     """The next rows [n, 2] of the sample index, from (place, offset) on; returns the last of them.
 
@@ -225,7 +225,7 @@ def _fill_rows(lengths: Any, documents: Any, seq_length: int, place: Any, offset
     return place, offset
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def gather(
     tokens: Any, lengths: Any, offsets: Any, itemsize: int, documents: Any, place: Any, offset: Any, out: Any
 ) -> None:
@@ -270,14 +270,14 @@ class Shuffle:
 STATE, SHIFT = 624, 397  # of the Mersenne Twister MT19937 (Matsumoto and Nishimura 1998)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _twist(key: Any) -> None:
     for k in range(STATE):
         y = (key[k] & np.uint32(0x80000000)) | (key[(k + 1) % STATE] & np.uint32(0x7FFFFFFF))
         key[k] = key[(k + SHIFT) % STATE] ^ (y >> np.uint32(1)) ^ ((y & np.uint32(1)) * np.uint32(0x9908B0DF))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _temper(key: Any, words: Any) -> None:
     for k in range(STATE):
         y = key[k]
@@ -287,7 +287,7 @@ def _temper(key: Any, words: Any) -> None:
         words[k] = y ^ (y >> np.uint32(18))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _shuffle(array: Any, key: Any, words: Any, position: int) -> Any:
     chosen = np.empty(STATE, np.int64)
     i = np.int64(len(array) - 1)
