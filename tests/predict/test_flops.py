@@ -21,6 +21,15 @@ BATCH = 2
 IN_PLACE = {torch.ops.aten.addmm_: lambda _, a, b, **rest: 2 * a[0] * a[1] * b[1]}
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Products this small only wait for each other's threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def executed(run, around=lambda block: block):
     """FLOPs that PyTorch counts in one forward and backward of the live network on BATCH sequences."""
     network = GPT(run.model, run.padded_vocab_size)
@@ -45,17 +54,17 @@ class Repeated(torch.nn.Module):
         self.block = block
 
     def forward(self, *inputs):
-        return checkpoint(self.block, *inputs, use_reentrant=False)
+        return checkpoint(self.block, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(models())
 def test_model_flops_are_what_is_executed(model):
     run = legal(model=model)
     assert executed(run) == BATCH * flops.model_flops(run.model, run.padded_vocab_size, causal=False)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(models(), st.one_of(st.just("all"), st.integers(1, 5)))
 def test_full_recompute_repeats_blocks_and_never_the_logits(model, layers):
     run = legal(model=model, recompute={"mode": "full", "layers": layers})
@@ -67,7 +76,7 @@ def test_full_recompute_repeats_blocks_and_never_the_logits(model, layers):
     assert repeated == BATCH * expected
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(models())
 def test_selective_recompute_repeats_the_attention_core(model):
     run = legal(model=model, recompute={"mode": "selective"})
