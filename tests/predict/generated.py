@@ -42,7 +42,7 @@ def runs(draw):
     tensor = draw(st.sampled_from([1, 2, 4]))
     model = draw(models(tensor))
     pipeline = draw(st.integers(1, model["num_layers"]))
-    virtual = draw(st.sampled_from([1, 1, 2])) if 2 * pipeline <= model["num_layers"] and pipeline > 1 else 1
+    virtual = draw(st.sampled_from([1, 1, 2])) if 2 * pipeline <= model["num_layers"] else 1
     schedule = "1f1b" if virtual == 1 else draw(st.sampled_from(["interleaved", "zbv"]))
     replicate = draw(st.sampled_from([1, 2]))
     parallel = {

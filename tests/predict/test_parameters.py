@@ -42,7 +42,7 @@ def test_every_tensor_of_the_network(model):
 @given(runs())
 def test_every_tensor_of_every_stage(run):
     with torch.device("meta"):
-        network = [live(run, stage) for stage in range(run.parallel.num_stages)]
+        network = [live(run, stage) for stage in range(len(stages.split(run.model, run.parallel)))]
     assert [
         shapes(parameters.stage_tensors(run.model, run.parallel, stage)) for stage in range(len(network))
     ] == network
@@ -65,7 +65,7 @@ def test_ranks_add_up(run):
     distinct = sum(count.total - count.tied_copy for count in held) - copies
     assert distinct == parameters.unique(model, parallel.tensor)
     tied_padding = sum(count.padding for count in held) - parameters.padding(model, parallel.tensor)
-    tied = model.tied_embeddings and parallel.num_stages > 1
+    tied = model.tied_embeddings and parallel.pipeline > 1
     assert tied_padding == (tied and (run.padded_vocab_size - model.vocab_size) * model.hidden_size)
     if parallel.zero == 3:  # each replica's shards make the whole exactly once
         stored = sum(rank.count * rank.stored for rank in ranks)

@@ -103,7 +103,7 @@ def tensors(model: Model, tensor: int = 1) -> tuple[Tensor, ...]:
 
 @lru_cache(maxsize=512)
 def stage_tensors(model: Model, parallel: Parallel, stage: int) -> tuple[Tensor, ...]:
-    """The parameters of pipeline stage `stage` (0 ... num_stages - 1): the embeddings on the first; the final norm and
+    """The parameters of pipeline stage `stage` (from 0): the embeddings on the first; the final norm and
     the head on the last, where tied embeddings are a copy of the word embedding called `head.weight`."""
     layers = stages.split(model, parallel)
     start = sum(layers[:stage])
@@ -200,9 +200,8 @@ def without_embeddings(model: Model) -> int:
 
 def per_stage(model: Model, parallel: Parallel) -> tuple[int, ...]:
     """Distinct parameters of each pipeline stage. Their sum is `unique` plus the tied copy."""
-    return tuple(
-        sum(entry.numel for entry in stage_tensors(model, parallel, stage)) for stage in range(parallel.num_stages)
-    )
+    count = len(stages.split(model, parallel))
+    return tuple(sum(entry.numel for entry in stage_tensors(model, parallel, stage)) for stage in range(count))
 
 
 def sum_over_ranks(model: Model, parallel: Parallel) -> int:

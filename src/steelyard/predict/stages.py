@@ -10,11 +10,14 @@ from steelyard.spec.parallel import Parallel
 @lru_cache(maxsize=64)
 def split(model: Model, parallel: Parallel) -> tuple[int, ...]:
     """Layers per stage, `pipeline x virtual` numbers that add up to `num_layers`; explicit `parallel.stages` win.
+    Without a pipeline there is one stage, whatever `stages` and `virtual` say.
 
     Balanced: the slowest stage is as fast as whole layers allow, the head counted on the last stage. Layers are given
     out one at a time to the stage that costs least with it, which is optimal for equal layers; where stages tie, the
     later one gets the layer, since the earlier ones hold more micro-batches in flight.
     """
+    if parallel.pipeline == 1:
+        return (model.num_layers,)
     if parallel.stages != "balanced":
         return parallel.stages
     layer, extra = _layer_cost(model), _extra_cost(model, parallel)
@@ -27,7 +30,9 @@ def split(model: Model, parallel: Parallel) -> tuple[int, ...]:
 
 def chunks(parallel: Parallel, pipeline_rank: int) -> tuple[int, ...]:
     """The stages that stand on one pipeline rank: every `pipeline`-th one; in a ZBV schedule the V, there and back."""
-    if parallel.pipeline_schedule == "zbv" and parallel.virtual == 2:
+    if parallel.pipeline == 1:
+        return (0,)
+    if parallel.pipeline_schedule == "zbv":
         return pipeline_rank, 2 * parallel.pipeline - 1 - pipeline_rank
     return tuple(range(pipeline_rank, parallel.num_stages, parallel.pipeline))
 
@@ -52,4 +57,5 @@ def _layer_cost(model: Model) -> int:
 def _extra_cost(model: Model, parallel: Parallel) -> list[int]:
     """What a stage does besides its layers."""
     head = flops.FORWARD_AND_BACKWARD * flops.logits(model, model.padded_vocab_size(parallel.tensor))
-    return [0] * (parallel.num_stages - 1) + [head]
+    stages = parallel.num_stages if parallel.pipeline > 1 else 1
+    return [0] * (stages - 1) + [head]

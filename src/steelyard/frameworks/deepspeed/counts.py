@@ -28,6 +28,8 @@ def partition(layers: int, stages: int, before_0_12_5: bool = False) -> tuple[in
 def placement(run: Run, before_0_12_5: bool = False) -> tuple[int, ...] | None:
     """Layers per stage: the run's own where they are written down, else the partitioner's; None with virtual stages,
     which this engine does not have."""
+    if run.parallel.pipeline == 1:
+        return (run.model.num_layers,)
     if run.parallel.virtual > 1:
         return None
     if run.parallel.stages != "balanced":

@@ -28,7 +28,7 @@ def vocabulary(run: Run) -> int:
 def layout(run: Run) -> Parallel | None:
     """Megatron's stages: the run's own where they are written down, else equal ones; None where they cannot be."""
     layers, stages = run.model.num_layers, run.parallel.num_stages
-    if run.parallel.stages != "balanced":
+    if run.parallel.stages != "balanced" or run.parallel.pipeline == 1:
         return run.parallel
     if layers % stages:
         return None
