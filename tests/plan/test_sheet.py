@@ -150,6 +150,12 @@ def test_learning_rate_at_its_events():
     assert rows["last update"]["step"] == found["length"]["steps"]
 
 
+def test_a_warm_up_shorter_than_a_step():
+    found = plan(learning_rate={"peak": 1.0, "warmup_fraction": 1e-6}, length={"steps": 4})["learning_rate"]
+    assert [row["step"] for row in found] == [1, 3, 4]
+    assert found[0]["event"] == "warm-up ends"
+
+
 def test_a_first_update_of_zero():
     config = {"peak": 1.0, "warmup_steps": 4, "first_update": "zero"}
     found = plan(learning_rate=config, batch={"global_batch_size": 2}, length={"steps": 20})

@@ -3,6 +3,7 @@ keys are added, never changed, within one VERSION. It stands in every run folder
 """
 
 import re
+from math import ceil
 from typing import Any
 
 from steelyard import hardware
@@ -108,7 +109,7 @@ def learning_rate(run: Run) -> list[dict[str, Any]]:
 
     def step_at(sample: float) -> int:
         """The step whose update uses the rate at that sample of the curve."""
-        return sum(level.steps for level in progress.levels(run.batch, round(sample))) + late
+        return max(1, sum(level.steps for level in progress.levels(run.batch, ceil(sample))) + late)
 
     events = {1: "first update"}
     for level in batch(run)["levels"][1:]:
@@ -117,7 +118,7 @@ def learning_rate(run: Run) -> list[dict[str, Any]]:
     if curve.warmup > 0:
         events[step_at(curve.warmup)] = "warm-up ends"
     if run.learning_rate.decay != "constant":
-        events.setdefault(step_at((curve.warmup + curve.decay) / 2), "halfway down")
+        events.setdefault(step_at((curve.warmup + curve.decay) / 2), "half of the decay")
         events.setdefault(step_at(curve.decay), "decay ends")
     events.setdefault(last, "last update")
     rows = []
