@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from steelyard.data import manifest
 from steelyard.data.loader import _documents, _positions, open_data
+from steelyard.data.prepare import prepare
 from steelyard.data.splits import open_splits, requested
 from steelyard.data.store import Writer
 
@@ -97,6 +98,17 @@ def test_an_unknown_tokenizer_stops_only_a_run_that_needs_it(prefix, make_run, c
     made = manifest.Manifest("t", "", 500, 77, True, "text", "uint16")
     manifest.write(prefix, made)
     assert open_data(needing, build=True)["train"].ends.eod == 77
+    other = make_run({**data, "tokenizer": "ids:5", "reset_positions": True})
+    code, text = code_of(open_data, other, build=True)
+    assert code == "D027" and "the id 5" in text and "with 77" in text
+
+
+def test_an_id_outside_the_vocabulary_is_known_before_the_first_step(tmp_path, make_run, code_of):
+    """Field report F03: a manifest tells the highest id."""
+    (tmp_path / "ids.jsonl").write_text('{"text": [1, 2, 600]}\n{"text": [3]}\n')
+    prepare([tmp_path / "ids.jsonl"], tmp_path / "ids", "ids:700", append_eod=False)
+    code, text = code_of(open_data, make_run({"train": [str(tmp_path / "ids")]}), build=True)
+    assert code == "D004" and "token id 600" in text and "vocabulary of 500" in text
 
 
 def test_an_id_outside_the_vocabulary_names_its_document(tmp_path, make_run, code_of):

@@ -1,6 +1,5 @@
 """A run's samples as tensors."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,24 +95,25 @@ def _ends(run: Run) -> Ends:
     data = run.data
     if not (data.mask_loss_at_eod or data.reset_positions or data.reset_attention):
         return Ends()
-    eod = _first([lambda: tokenizer.load(data.tokenizer).eod, lambda: _eod_in_manifest(data.train)])
+    known, made = _eod_of_tokenizer(data.tokenizer), _eod_in_manifests(data.train)
+    if known is not None and made is not None and known != made:
+        raise error("D027", "data.tokenizer", name=data.tokenizer, known=known, made=made)
+    eod = made if known is None else known
     if eod is None:
         raise error("D008", "data.tokenizer", name=data.tokenizer)
     return Ends(eod, data.mask_loss_at_eod, data.reset_positions, data.reset_attention)
 
 
-def _first(attempts: list[Callable[[], int | None]]) -> int | None:
-    """The first result that is there; an attempt may fail."""
-    for attempt in attempts:
-        try:
-            if (found := attempt()) is not None:
-                return found
-        except UserError:
-            continue
-    return None
+def _eod_of_tokenizer(name: str) -> int | None:
+    """None also for a tokenizer that is not here: it is needed only where no manifest tells the id."""
+    try:
+        return tokenizer.load(name).eod
+    except UserError:
+        return None
 
 
-def _eod_in_manifest(sources: tuple[Source, ...]) -> int | None:
+def _eod_in_manifests(sources: tuple[Source, ...]) -> int | None:
+    """The id that all data sets with a manifest were made with."""
     _, prefixes = parse(sources, "train")
-    found = {manifest.read(prefix).eod for prefix in prefixes}
-    return found.pop() if len(found) == 1 else None
+    ids = {made.eod for prefix in prefixes if (made := manifest.find(prefix)) and made.append_eod}
+    return ids.pop() if len(ids) == 1 else None

@@ -4,9 +4,11 @@ import dataclasses
 import json
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from steelyard.data.store import Writer
 from steelyard.spec.errors import UserError, error
 
 VERSION = 1
@@ -32,6 +34,7 @@ class Manifest:
     examples: list[str] = dataclasses.field(default_factory=list)
     inputs: list[str] = dataclasses.field(default_factory=list)
     shard: tuple[int, int] | None = None
+    highest_id: int = -1  # that occurs; -1 without a token
     bin_sha256: str = ""
     version: int = VERSION
 
@@ -46,6 +49,16 @@ class Manifest:
         lines += [f"  {count:,} skipped: {reason}" for reason, count in sorted(self.skipped.items())]
         lines += [f"    {example}" for example in self.examples]
         return "\n".join(lines)
+
+
+def conclude(writer: Writer, prefix: str | Path, manifest: Manifest | None) -> None:
+    """Complete a manifest from what was written, and have it written before the index is; None removes an old one."""
+    if manifest is None:
+        writer.before_index = lambda: path(prefix).unlink(missing_ok=True)
+        return
+    manifest.documents, manifest.tokens = writer.num_documents, writer.num_tokens
+    manifest.highest_id, manifest.bin_sha256 = writer.highest_id, writer.sha256
+    writer.before_index = partial(write, prefix, manifest)
 
 
 def path(prefix: str | Path) -> Path:

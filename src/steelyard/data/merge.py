@@ -1,7 +1,6 @@
 """Token files out of token files: shards joined, and a file divided by a split."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from steelyard.data import manifest as manifests
@@ -31,7 +30,7 @@ def merge(prefixes: Sequence[str | Path], output_prefix: str | Path) -> Manifest
     with Writer(output_prefix, datasets[0].dtype) as writer:
         for dataset in datasets:
             writer.add_dataset(dataset)
-        _conclude(writer, output_prefix, joined)
+        manifests.conclude(writer, output_prefix, joined)
     return joined
 
 
@@ -50,18 +49,9 @@ def divide(prefix: str | Path, split: str, output: str | Path) -> list[tuple[str
         target = f"{output}_{name}"
         with Writer(target, dataset.dtype) as writer:
             writer.add_dataset(dataset, begin, stop)
-            _conclude(writer, target, source and Manifest(**{**vars(source), "inputs": [str(prefix)]}))
+            manifests.conclude(writer, target, source and Manifest(**{**vars(source), "inputs": [str(prefix)]}))
         written.append((target, stop - begin))
     return written
-
-
-def _conclude(writer: Writer, prefix: str | Path, manifest: Manifest | None) -> None:
-    """Have the manifest written before the index is, or an old one removed."""
-    if manifest is None:
-        writer.before_index = lambda: manifests.path(prefix).unlink(missing_ok=True)
-        return
-    manifest.documents, manifest.tokens, manifest.bin_sha256 = writer.num_documents, writer.num_tokens, writer.sha256
-    writer.before_index = partial(manifests.write, prefix, manifest)
 
 
 def _all_shards(found: list[tuple[str, Manifest]]) -> list[tuple[str, Manifest | None]]:

@@ -11,7 +11,6 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any, Literal
@@ -110,9 +109,7 @@ def prepare(
                 if progress:
                     seconds = time.monotonic() - started
                     progress(Progress(block.done, total, writer.num_documents, writer.num_tokens, seconds))
-            manifest.documents, manifest.tokens = writer.num_documents, writer.num_tokens
-            manifest.bin_sha256 = writer.sha256
-            writer.before_index = partial(manifests.write, prefix, manifest)
+            manifests.conclude(writer, prefix, manifest)
         state.remove()
     return manifest
 

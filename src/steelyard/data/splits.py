@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.data import manifest as manifests
 from steelyard.data.mixture import Mixture
 from steelyard.data.order import SPLITS, Order, shares, split_bounds
 from steelyard.data.store import Dataset
@@ -162,7 +163,7 @@ class _Opener:
     def __init__(self, run: Run, name: str, sources: tuple[Source, ...], share: int | None, build: bool):
         self.run, self.name, self.build = run, name, build
         self.weights, prefixes = parse(sources, name)
-        self.datasets = [_opened(prefix) for prefix in prefixes]
+        self.datasets = [_opened(prefix, run.model.vocab_size) for prefix in prefixes]
         self.bounds = [
             (0, len(dataset)) if share is None else split_bounds(run.data.split, len(dataset))[share]
             for dataset in self.datasets
@@ -208,8 +209,11 @@ def parse(sources: tuple[Source, ...], name: str) -> tuple[list[float] | None, l
     return weights or None, prefixes
 
 
-def _opened(prefix: str) -> Dataset:
-    dataset = Dataset(prefix)
+def _opened(prefix: str, vocab_size: int) -> Dataset:
+    """The data set, refused at once where it is known to hold an id that the model does not have."""
+    dataset, made = Dataset(prefix), manifests.find(prefix)
+    if made and made.highest_id >= vocab_size:
+        raise error("D004", "data", place=prefix, id=made.highest_id, vocab_size=vocab_size)
     if dataset.dtype.kind not in "iu":
         detail = f"its dtype is {dataset.dtype.name}; token ids are integers"
         raise error("D002", place=f"{prefix}.idx", detail=detail)

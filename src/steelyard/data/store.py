@@ -190,9 +190,9 @@ class Writer:
         self._documents = _opened(f"{prefix}.documents.partial", 8 * at.documents)
         self.num_tokens, self.num_sequences, self.num_documents = at.tokens, at.sequences, at.documents
         self.before_index: Callable[[], None] = lambda: None
-        self._sha256 = hashlib.sha256()
+        self._sha256, self.highest_id = hashlib.sha256(), -1
         for block in _blocks(self._tokens):
-            self._sha256.update(block)
+            self._note(np.frombuffer(block, self.dtype))
 
     @property
     def sha256(self) -> str:
@@ -200,10 +200,14 @@ class Writer:
         return self._sha256.hexdigest()
 
     def _write_tokens(self, tokens: NDArray) -> None:
-        content = np.ascontiguousarray(tokens).view(np.uint8).data
-        self._tokens.write(content)
-        self._sha256.update(content)
+        self._tokens.write(np.ascontiguousarray(tokens).view(np.uint8).data)
+        self._note(tokens)
         self.num_tokens += len(tokens)
+
+    def _note(self, tokens: NDArray) -> None:
+        """What a manifest says about all tokens."""
+        self._sha256.update(np.ascontiguousarray(tokens).view(np.uint8).data)
+        self.highest_id = max(self.highest_id, int(tokens.max(initial=0)) if len(tokens) else -1)
 
     def add_document(self, sequences: Iterable[ArrayLike]) -> None:
         """Append one document of any number of sequences, each a list or array of token ids [length].

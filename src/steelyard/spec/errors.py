@@ -540,8 +540,8 @@ CATALOGUE: dict[str, Wording] = {
     "C004": Wording(
         "cannot write the checkpoint {path}: {detail}",
         "free {bytes:,} bytes there or choose another record.folder; earlier checkpoints are untouched",
-        "A checkpoint is written beside the others and renamed when it is whole, so a failed save loses nothing that was "
-        "complete.",
+        "A checkpoint is written beside the others and renamed when it is whole, so a failed save loses nothing that "
+        "was complete.",
     ),
     "D025": Wording(
         "this data set is already there",
@@ -552,6 +552,16 @@ CATALOGUE: dict[str, Wording] = {
         "there is no {what}; there are {count:,} {unit}",
         "numbers count from 0",
         "Documents, samples and splits are named as `steelyard data inspect` lists them.",
+    ),
+    "C005": Wording(
+        "the checkpoint has a tensor that is not understood: {name}",
+        "only dense GPT models with Megatron core's names are read; remove what does not belong to the model",
+        "Every tensor of a foreign checkpoint must be placed; none is dropped silently.",
+    ),
+    "C006": Wording(
+        "cannot read checkpoints of {framework}",
+        "--from may be megatron",
+        "`steelyard checkpoint convert` reads weights under Megatron core's names so far.",
     ),
     # --- T: training, L: launching -----------------------------------------------------------------------------------
     "T001": Wording(
@@ -593,6 +603,12 @@ CATALOGUE: dict[str, Wording] = {
         "rank {rank} was killed ({signal}); the run has ended",
         "the newest complete checkpoint is intact; the same command resumes from it",
         "A killed rank cannot say why. The kernel log tells of memory running out (`dmesg`).",
+    ),
+    "D027": Wording(
+        "the tokenizer {name!r} ends documents with the id {known}, the data were made with {made}",
+        "set data.tokenizer to the tokenizer that the data were prepared with (their PREFIX.json names it)",
+        "Masks and positions are cut at the id that ends a document; at a wrong one they would be cut in the middle of "
+        "text, or nowhere.",
     ),
     # --- H: hardware -------------------------------------------------------------------------------------------------
     "H001": Wording(
