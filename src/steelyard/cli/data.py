@@ -240,8 +240,8 @@ def _inspect_file(prefix: str, documents: list[int], tokenizer: str | None, json
         print(dumps({**asdict(found), "manifest": asdict(made) if made else None, "text": shown}, indent=2))
         return
     print(f"{found.documents:,} documents in {found.sequences:,} sequences, {found.tokens:,} tokens, {found.dtype}, "
-          f"{found.bytes / 2**20:,.1f} MiB")  # fmt: skip
-    print(f"length of a document: {found.shortest:,} to {found.longest:,} tokens, median {found.median:,.0f}, mean "
+          f"{found.bytes:,} bytes")  # fmt: skip
+    print(f"length of a document: {found.shortest:,} to {found.longest:,} tokens, median {found.median:,.1f}, mean "
           f"{found.mean:,.1f}")  # fmt: skip
     most = max(found.histogram.values(), default=1)
     for power, count in found.histogram.items():

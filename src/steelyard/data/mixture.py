@@ -106,14 +106,16 @@ def _builder(weights: Sequence[float] | None, sizes: Sequence[int], samples: int
 
 @compiled
 def _choose(shares: Any, sizes: Any, dataset: Any, sample: Any) -> None:
-    taken = np.zeros(len(shares), np.int64)
+    taken = np.zeros(len(shares))
+    left = np.where(sizes > 0, shares, -np.inf)  # a data set that is used up is never behind
     for k in range(len(dataset)):
         place = max(float(k), 1.0)
-        best, behind = -1, 0.0
-        for i in range(len(shares)):
-            if taken[i] < sizes[i]:
-                error_here = shares[i] * place - taken[i]
-                if best < 0 or error_here > behind:
-                    best, behind = i, error_here
+        best, behind = 0, left[0] * place - taken[0]
+        for i in range(1, len(left)):
+            here = left[i] * place - taken[i]
+            if here > behind:
+                best, behind = i, here
         dataset[k], sample[k] = best, taken[best]
-        taken[best] += 1
+        taken[best] += 1.0
+        if taken[best] == sizes[best]:
+            left[best] = -np.inf
