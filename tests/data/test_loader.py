@@ -1,6 +1,7 @@
 """A run's samples: the same tokens at the same numbers, whatever asks for them."""
 
 import json
+import tomllib
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from steelyard.data.loader import _documents, _positions, open_data
 from steelyard.data.prepare import prepare
 from steelyard.data.splits import open_splits, requested
 from steelyard.data.store import Writer
+from steelyard.spec import write
+from steelyard.spec.load import resolve
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "end_of_document.json").read_text())
 
@@ -184,6 +187,8 @@ def test_files_of_their_own_for_each_split(write_dataset, make_run):
     splits = open_data(make_run(data, {"steps": 1}), build=True)
     assert list(splits) == ["train", "validation.code", "validation.text", "test"]
     assert [split.tokens for split in splits.values()] == [500, 510, 520, 530], "each file is used whole"
+    run = make_run(data, {"steps": 1})
+    assert resolve(tomllib.loads(write.dumps(run))).run == run, "the resolved run file reads back the same"
     assert list(open_data(make_run({**data, "validation": [names["b"]]}, {"steps": 1}), build=True)) == [
         "train", "validation", "test",
     ]  # fmt: skip

@@ -207,13 +207,15 @@ class _Meter:
 
         self.terminal = sys.stderr.isatty()
         self.shown = 0.0
+        self.first: Progress | None = None
 
     def __call__(self, now: "Progress") -> None:
+        first = self.first = self.first or now  # where an interrupted call went on
         last = now.done == now.total and now.total > 0
         if now.seconds - self.shown < (0.2 if self.terminal else 10.0) and not (last and self.terminal):
             return
         self.shown = now.seconds
-        rate = now.done / max(now.seconds, 1e-9)
+        rate = (now.done - first.done) / max(now.seconds - first.seconds, 1e-9)
         left = f"{(now.total - now.done) / rate:,.0f} s left" if now.total and rate else "no end known"
         share = f"{now.done / now.total:4.0%}" if now.total else f"{now.done / 2**20:,.0f} MiB"
         text = f"{share}  {now.documents:,} documents  {now.tokens:,} tokens  {rate / 2**20:.1f} MiB/s  {left}"

@@ -4,6 +4,7 @@ import fcntl
 import json
 import multiprocessing
 import os
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 from threading import Thread
 from typing import Any, Literal
@@ -97,9 +99,12 @@ def prepare(
     with _locked(prefix):
         state = _State(prefix, options, files)
         cursor, position, manifest = state.load(manifest)
-        with Writer(prefix, options.dtype, position) as writer, _encoder(options, known, count) as encode:
+        blocks = sources.blocks(files, cursor)
+        head = list(islice(blocks, 2))  # one block alone is not worth a process
+        encoder = _encoder(options, known, count if len(head) > 1 else 1)
+        with Writer(prefix, options.dtype, position) as writer, encoder as encode:
             started = time.monotonic()
-            for block, encoded in encode(sources.blocks(files, cursor)):
+            for block, encoded in encode(chain(head, blocks)):
                 _record_bad(encoded, files, on_bad, manifest)
                 manifest.read += encoded.read
                 manifest.empty += encoded.empty
@@ -198,6 +203,7 @@ _worker_encoder: "list[_Encoder]" = []
 
 
 def _start_worker(options: Options) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent ends its workers
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _worker_encoder.append(_Encoder(options, tokenizers.load(options.tokenizer)))
     Thread(target=_end_with_parent, daemon=True).start()
