@@ -22,7 +22,7 @@ ALLOWED = {
     "data": {"spec"},
     "model": {"spec", "data"},
     "parallel": {"spec", "data", "model", "predict"},
-    "checkpoint": {"spec", "data", "model", "parallel"},
+    "checkpoint": {"spec", "data", "model", "parallel", "predict"},
     "train": {"spec", "hardware", "record", "predict", "plan", "data", "model", "parallel", "checkpoint"},
     "bench": {"spec", "hardware", "record", "predict", "frameworks", "plan", "train"},
     "report": {"spec", "record", "predict", "frameworks", "plan", "compare"},

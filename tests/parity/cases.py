@@ -13,8 +13,8 @@ from steelyard.train.engine import Engine, share
 from steelyard.train.step import step
 from tests.parity.reference import Reference
 
-STEPS = 20
-TINY = {"num_layers": 4, "hidden_size": 16, "num_attention_heads": 4, "seq_length": 8, "vocab_size": 29,
+STEPS, BATCH = 20, 4
+TINY = {"hidden_size": 16, "num_attention_heads": 4, "seq_length": 8, "vocab_size": 29,
         "vocab_multiple": 4, "ffn_hidden_size": 32, "init_std": 0.2}  # fmt: skip
 
 
@@ -41,10 +41,12 @@ class Tokens:
 
 def make_run(sections, world):
     """A legal run of the tiny model in float64; `sections` override."""
+    # as many layers as the stages need: an operation on a sharded tensor costs the same however small it is
+    layers = 4 if sections.get("parallel", {}).get("pipeline", 1) > 1 else 2
     base = {
-        "model": {**TINY, **sections.get("model", {})},
+        "model": {**TINY, "num_layers": layers, **sections.get("model", {})},
         "precision": {"compute": "fp64"},
-        "batch": {"global_batch_size": 8, **sections.get("batch", {})},
+        "batch": {"global_batch_size": BATCH, **sections.get("batch", {})},
         "learning_rate": {"peak": 1e-3, "warmup_steps": 3},
         "optimizer": {"clip_grad": 1.0, "weight_decay": 0.1, **sections.get("optimizer", {})},
         "length": {"steps": STEPS},
@@ -61,15 +63,18 @@ def train_layout(sections, steps=STEPS):
     """On every rank: train, and return (losses, norms, evaluation, whole parameters this rank speaks for)."""
     run = make_run(sections, dist.get_world_size())
     where = mesh.build(run.parallel, torch.device("cpu"))
-    engine, tokens = Engine(run, where), Tokens(run.model.seq_length, run.model.vocab_size, **sections.get("tokens", {}))
+    engine, tokens = (
+        Engine(run, where),
+        Tokens(run.model.seq_length, run.model.vocab_size, **sections.get("tokens", {})),
+    )
     losses, norms = [], []
     for number in range(steps):
-        size = progress.batch_size_at(run.batch, 8 * number)
+        size = progress.batch_size_at(run.batch, BATCH * number)
         batches = share(tokens, size * number, size, run, where)
         outcome = step(run, engine, batches, schedule_of(run).rate(size * number, size), number, Clock())
         losses.append(outcome.loss)
         norms.append(outcome.grad_norm)
-    evaluation = engine.evaluate(share(tokens, 10_000, 8, run, where))
+    evaluation = engine.evaluate(share(tokens, 10_000, BATCH, run, where))
     return losses, norms, evaluation, whole_parameters(engine)
 
 
@@ -91,18 +96,21 @@ def train_reference(sections, steps=STEPS):
     model_side = {k: v for k, v in sections.items() if k in ("model", "tokens", "optimizer")}
     mean = sections.get("batch", {}).get("loss_mean", "tokens")
     micro = sections.get("batch", {}).get("micro_batch_size", 1) if mean == "micro_batches" else 1
-    key = repr((sorted(model_side.items()), mean, micro, steps))
+    layers = make_run(sections, None).model.num_layers
+    key = repr((sorted(model_side.items()), mean, micro, steps, layers))
     if key not in _references:
         run = make_run({**model_side, "batch": {"loss_mean": mean, "micro_batch_size": micro}}, 1)
+        run = run.model_copy(update={"model": run.model.model_copy(update={"num_layers": layers})})
         shapes = {t.name: t.shape for t in parameters.tensors(run.model)}
         reference = Reference(run, shapes)
         tokens = Tokens(run.model.seq_length, run.model.vocab_size, **sections.get("tokens", {}))
         results = [
-            reference.step(tokens.batch(8 * n, 8), schedule_of(run).rate(8 * n, 8), n) for n in range(steps)
+            reference.step(tokens.batch(BATCH * n, BATCH), schedule_of(run).rate(BATCH * n, BATCH), n)
+            for n in range(steps)
         ]
         with torch.no_grad():
             reference.m = reference.m.model_copy(update={"hidden_dropout": 0.0, "attention_dropout": 0.0})
-            held_out = tokens.batch(10_000, 8)
+            held_out = tokens.batch(10_000, BATCH)
             total = (reference.losses(held_out, 0) * held_out.loss_mask).sum().item()
         whole = {name: p.detach().numpy().copy() for name, p in reference.w.items()}
         _references[key] = ([r[0] for r in results], [r[1] for r in results], total, whole)

@@ -44,6 +44,7 @@ def only(problems):
         ({}, {"sequence": True}, "S113", "tensor"),
         ({}, {"pipeline": 2, "virtual": 2}, "S114", "interleaved"),
         ({}, {"pipeline": 2, "zero": 2}, "S117", "zero = 1"),
+        ({}, {"pipeline": 2, "virtual": 2, "pipeline_schedule": "zbv", "zero": 3}, "S120", "zero = 1"),
     ],
 )
 def test_shapes(model, parallel, code, legal):

@@ -57,7 +57,7 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], texts: dict[str, s
         if speaker:
             for name, text in texts.items():
                 (beside / name).write_text(text, encoding="utf-8")
-            _seal(beside, final)
+            seal(beside, final)
             _retain(folder, keep)
 
     size = sum(t.numel() * t.element_size() for t in tensors.values())
@@ -89,8 +89,8 @@ def _reason(caught: BaseException) -> str:
     return str(caught).strip().splitlines()[-1] if str(caught).strip() else type(caught).__name__
 
 
-def _seal(beside: Path, final: Path) -> None:
-    """Sync every file, list them, and give the folder its name."""
+def seal(beside: Path, final: Path) -> Path:
+    """Sync every file, list them, and give the folder its name, which is returned."""
     sizes = {}
     for path in sorted(beside.iterdir()):
         with path.open("rb") as file:
@@ -105,6 +105,7 @@ def _seal(beside: Path, final: Path) -> None:
         shutil.rmtree(final)
     beside.rename(final)
     _sync_folder(final.parent)
+    return final
 
 
 def _sync_folder(path: Path) -> None:

@@ -79,7 +79,9 @@ class GPT(nn.Module):
         self.norm = norm(spec, spec.hidden_size) if last else None
         shared = spec.tied_embeddings and first
         self.head = nn.Linear(spec.hidden_size, rows, bias=False) if last and not shared else None
-        self.loss: nn.Module | None = ChunkedLoss(rows if spec.padding_in_softmax else spec.vocab_size) if last else None
+        self.loss: nn.Module | None = (
+            ChunkedLoss(rows if spec.padding_in_softmax else spec.vocab_size) if last else None
+        )
 
     @property
     def head_weight(self) -> Tensor:

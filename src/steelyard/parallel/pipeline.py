@@ -57,7 +57,9 @@ class Pipeline:
     """
 
     def __init__(self, run: Run, mesh: Mesh, parts: Sequence[GPT], dtype: torch.dtype):
-        self._run, self._mesh, self._parts, self._dtype = run, mesh, parts, dtype
+        self._run, self._mesh, self._parts = run, mesh, parts
+        self._group = mesh.whole.get_group("pipeline")
+        self._hidden = _between_stages(run, dtype)
         self._chunks = chunks(run, mesh.pipeline_rank)
         self._schedules: dict[int, Any] = {}
 
@@ -69,50 +71,92 @@ class Pipeline:
     def holds_last(self) -> bool:
         return any(chunk.last for chunk in self._chunks)
 
-    def run(self, tokens: Tensor, micro_batches: int, train: bool, **inputs: Any) -> Tensor:
-        """Run all micro-batches through the pipeline, backward too if `train`.
+    def train(self, tokens: Tensor, micro_batches: int, **inputs: Any) -> Tensor:
+        """Forward and backward of all micro-batches.
 
         tokens and the tensors of `inputs` are [micro_batches x micro, sequence] and reach every stage. Returns the
         [2] sums of the loss on the rank with the last stage and zeros elsewhere.
         """
         schedule = self._schedules.get(micro_batches) or self._schedule(micro_batches)
         self._schedules[micro_batches] = schedule
-        execute = schedule.step if train else schedule.eval
-        sums = execute(*([tokens] if self.holds_first else []), target=inputs["labels"], **inputs)
-        if sums is None:
-            return torch.zeros(2, dtype=torch.float64, device=self._mesh.device)
-        return sums.detach().view(-1, 2).sum(0).double()
+        sums = schedule.step(*([tokens] if self.holds_first else []), target=inputs["labels"], **inputs)
+        return self._zeros() if sums is None else sums.detach().view(-1, 2).sum(0).double()
+
+    @torch.no_grad()
+    def evaluate(self, tokens: Tensor, **inputs: Any) -> Tensor:
+        """Forward only, one micro-batch; the same sums. (Zero-bubble schedules cannot run without a backward.)"""
+        sums = self._zeros()
+        for chunk, part in zip(self._chunks, self._parts, strict=True):
+            hidden = tokens if chunk.first else self._receive(chunk.stage - 1)
+            output = part(hidden, **inputs)
+            if chunk.last:
+                sums += output
+            else:
+                self._send(output, chunk.stage + 1)
+        return sums
+
+    def _send(self, hidden: Tensor, stage: int) -> None:
+        owner = self._owner(stage)
+        if owner == self._mesh.pipeline_rank:
+            self._handed_on = hidden
+        else:
+            dist.send(hidden.contiguous(), group=self._group, group_dst=owner)
+
+    def _receive(self, stage: int) -> Tensor:
+        owner = self._owner(stage)
+        if owner == self._mesh.pipeline_rank:
+            return self._handed_on
+        hidden = torch.empty_like(self._hidden, device=self._mesh.device)
+        dist.recv(hidden, group=self._group, group_src=owner)
+        return hidden
+
+    def _owner(self, stage: int) -> int:
+        """The pipeline rank that holds a stage."""
+        size = self._run.parallel.pipeline
+        return next(rank for rank in range(size) if stage in stages.chunks(self._run.parallel, rank))
+
+    def _zeros(self) -> Tensor:
+        return torch.zeros(2, dtype=torch.float64, device=self._mesh.device)
 
     def _schedule(self, micro_batches: int) -> Any:
         built = [self._stage(chunk, part) for chunk, part in zip(self._chunks, self._parts, strict=True)]
-        kind = SCHEDULES[self._run.parallel.pipeline_schedule]
+        name = self._run.parallel.pipeline_schedule
+        if name == "1f1b" and micro_batches < self._run.parallel.pipeline:
+            # too few to alternate: all forward, then all backward, which PyTorch's 1F1B refuses to run
+            name = "gpipe"
+        kind = SCHEDULES[name]
         return kind(
             built if self._run.parallel.virtual > 1 else built[0], micro_batches, loss_fn=_weighted, scale_grads=False
         )
 
     def _stage(self, chunk: Chunk, part: GPT) -> PipelineStage:
         """The shapes between stages are known, so no rank has to find them out by a trial run."""
-        model, micro = self._run.model, self._run.batch.micro_batch_size
-        length = model.seq_length // (self._run.parallel.tensor if self._run.parallel.sequence else 1)
-        # requires_grad: the schedules send a gradient back only for what asks for one
-        hidden = torch.empty(micro, length, model.hidden_size, dtype=self._dtype, device="meta", requires_grad=True)
-        tokens = torch.empty(micro, model.seq_length, dtype=torch.int64, device="meta")
-        wide = torch.float64 if self._dtype == torch.float64 else torch.float32
+        micro, length = self._run.batch.micro_batch_size, self._run.model.seq_length
+        tokens = torch.empty(micro, length, dtype=torch.int64, device="meta")
+        wide = torch.float64 if self._hidden.dtype == torch.float64 else torch.float32
         sums = torch.empty(2, dtype=wide, device="meta", requires_grad=True)
         return PipelineStage(
             part,
             chunk.stage,
             self._run.parallel.num_stages,
             self._mesh.device,
-            input_args=(tokens if chunk.first else hidden,),
-            output_args=(sums if chunk.last else hidden,),
-            group=self._mesh.whole.get_group("pipeline"),
+            input_args=(tokens if chunk.first else self._hidden,),
+            output_args=(sums if chunk.last else self._hidden,),
+            group=self._group,
         )
 
 
+def _between_stages(run: Run, dtype: torch.dtype) -> Tensor:
+    """What one stage hands to the next, on the meta device: [micro, sequence, hidden], cut by sequence parallelism."""
+    length = run.model.seq_length // (run.parallel.tensor if run.parallel.sequence else 1)
+    shape = (run.batch.micro_batch_size, length, run.model.hidden_size)
+    # requires_grad: the schedules send a gradient back only for what asks for one
+    return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+
+
 def _weighted(sums: Tensor, _: Tensor) -> Tensor:
-    """The loss that is differentiated: the first of the two sums."""
-    return sums[0]
+    """The loss that is differentiated: the first of the two sums. No view: zero-bubble schedules detach it in place."""
+    return sums[0].clone()
 
 
 class TiedTable:

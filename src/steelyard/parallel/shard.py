@@ -50,6 +50,12 @@ def units(model: nn.Module) -> list[FSDPModule]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
+def release(model: nn.Module) -> None:
+    """Give back what a forward pass without a backward has left gathered."""
+    for module in units(model):
+        module.reshard()
+
+
 def before_micro_batch(model: nn.Module, zero: int, last: bool) -> None:
     """Tell FSDP what to do with this micro-batch's gradients and parameters. Nothing on a model without FSDP."""
     if not isinstance(model, FSDPModule):

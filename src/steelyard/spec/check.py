@@ -110,6 +110,8 @@ def _layout(parallel: Parallel) -> Iterator[Problem]:
         )  # fmt: skip
     if parallel.zero == 2:
         yield problem("S117", "parallel.zero")
+    if parallel.zero == 3 and schedule in ("zero_bubble", "zbv") and parallel.data > 1:
+        yield problem("S120", "parallel.zero", schedule=schedule)
 
 
 def _recompute(parallel: Parallel, recompute: Recompute, engine: Engine) -> Iterator[Problem]:

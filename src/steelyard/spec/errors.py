@@ -251,6 +251,12 @@ CATALOGUE: dict[str, Wording] = {
         'Partitioned activations need parallel.tensor > 1 and recompute.mode = "full"; with sequence parallelism the '
         "saved inputs are sharded already.",
     ),
+    "S120": Wording(
+        "the {schedule} schedule with zero = 3 computes wrong gradients or hangs in PyTorch",
+        'use parallel.zero = 1, or parallel.pipeline_schedule = "1f1b" or "interleaved"',
+        "Zero-bubble schedules split the backward pass in two, and FSDP2 does not gather the parameters again for the "
+        "second half. Seen with torch 2.13: losses off by 0.07 after 20 steps (zbv), a hang (zero_bubble).",
+    ),
     # --- S2: batch ---------------------------------------------------------------------------------------------------
     "S201": Wording(
         "the batch does not add up: global = micro x accumulation x data, but {micro} x {accumulation} x {data} = "

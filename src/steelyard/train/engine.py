@@ -31,6 +31,9 @@ class Engine:
     def __init__(self, run: Run, mesh: Mesh):
         self.run, self.mesh = run, mesh
         self.parts = apply.build(run, mesh)
+        # taken once: while FSDP has a unit gathered, the module shows other objects under the same names
+        self.named = {name: p for part in self.parts for name, p in part.named_parameters()}
+        self.parameters = list(self.named.values())
         self.tied = TiedTable(run, mesh, self.parts)
         compute = shard.DTYPES[run.precision.compute]
         self.pipeline = Pipeline(run, mesh, self.parts, compute) if run.parallel.pipeline > 1 else None
@@ -39,10 +42,6 @@ class Engine:
         self._sums = torch.zeros(2, dtype=torch.float64, device=mesh.device)
         self._valid = torch.zeros((), dtype=torch.float64, device=mesh.device)
         self.fingerprint = 0  # of the step's global batch, whatever rank read which sample
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        return [parameter for part in self.parts for parameter in part.parameters()]
 
     # --- a training step ---------------------------------------------------------------------------------------------
 
@@ -71,7 +70,8 @@ class Engine:
         for part in self.parts:
             part.train()
         if self.pipeline:
-            self._sums += self._through_pipeline(self.pipeline, micro_batches, step, train=True)
+            inputs = self._inputs(_joined(micro_batches), step)
+            self._sums += self.pipeline.train(inputs.pop("tokens"), len(micro_batches), **inputs)
         else:
             for number, micro in enumerate(micro_batches):
                 shard.before_micro_batch(self.parts[0], self.run.parallel.zero, number == len(micro_batches) - 1)
@@ -80,11 +80,6 @@ class Engine:
                 self._sums += sums.detach()
         norm.settle(self.parameters)
         self.tied.sum_gradients()
-
-    def _through_pipeline(self, pipeline: Pipeline, micro_batches: Sequence[Micro], step: int, train: bool) -> Tensor:
-        """The summed [2] of `ChunkedLoss`, on the rank with the last stage."""
-        inputs = self._inputs(_joined(micro_batches), step)
-        return pipeline.run(inputs.pop("tokens"), len(micro_batches), train, **inputs)
 
     def _forward(self, part: nn.Module, micro: Micro, step: int) -> Tensor:
         inputs = self._inputs(micro, step)
@@ -122,8 +117,8 @@ class Engine:
 
     def tensors(self, with_optimizer: bool) -> dict[str, Tensor]:
         """Every tensor of a checkpoint by its global name, in place: master weights, and Adam's moments."""
-        names = {parameter: name for part in self.parts for name, parameter in part.named_parameters()}
-        found = {f"weights.{name}": parameter.detach() for parameter, name in names.items()}
+        names = {parameter: name for name, parameter in self.named.items()}
+        found = {f"weights.{name}": parameter.detach() for name, parameter in self.named.items()}
         if with_optimizer:
             for parameter, mean, variance in self.optimizer.moments():
                 found[f"mean.{names[parameter]}"], found[f"variance.{names[parameter]}"] = mean, variance
@@ -131,7 +126,7 @@ class Engine:
 
     def shapes_on_tensor_rank(self) -> dict[str, tuple[int, ...]]:
         """Every live parameter with its shape before the data axis shards it."""
-        return {name: norm.tensor_shape(p) for part in self.parts for name, p in part.named_parameters()}
+        return {name: norm.tensor_shape(parameter) for name, parameter in self.named.items()}
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 
@@ -141,14 +136,20 @@ class Engine:
         for part in self.parts:
             part.eval()
         micro_batches = [Micro(b, b.loss_mask.float()) for b in (_to(batch, self.mesh.device) for batch in batches)]
-        if self.pipeline:
-            total = self._through_pipeline(self.pipeline, micro_batches, 0, train=False)[1]
-        else:
-            total = torch.stack([self._forward(self.parts[0], micro, 0)[1] for micro in micro_batches]).sum().double()
+        total = torch.stack([self._evaluate_one(micro) for micro in micro_batches]).sum()
+        for part in self.parts:
+            shard.release(part)
         valid = torch.stack([micro.batch.loss_mask.sum() for micro in micro_batches]).sum().double()
         self.mesh.all_reduce(total, ("pipeline", "data"))
         self.mesh.all_reduce(valid, ("data",))
         return total.item(), int(valid.item())
+
+    def _evaluate_one(self, micro: Micro) -> Tensor:
+        """Sum of the token losses of a micro-batch, float64; on a pipeline, 0 but on the last stage's rank."""
+        if self.pipeline:
+            inputs = self._inputs(micro, 0)
+            return self.pipeline.evaluate(inputs.pop("tokens"), **inputs)[1]
+        return self._forward(self.parts[0], micro, 0)[1].double()
 
 
 def share(split: Split, first: int, size: int, run: Run, mesh: Mesh) -> list[Batch]:

@@ -1,5 +1,6 @@
 """Starting a run: its own ranks on this machine, or joining those of torchrun or srun."""
 
+import logging
 import os
 import re
 import signal
@@ -75,6 +76,9 @@ def _started(loaded: Loaded, display: Callable[[], Display], world: int) -> Resu
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    # the launcher's own account of a failure is a stack of its own frames; ours is in _first_failure
+    for noisy in ("torch.distributed.elastic", "torch.multiprocessing"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL + 1)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

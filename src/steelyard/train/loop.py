@@ -123,7 +123,8 @@ class Loop:
     def _load(self, path: Path) -> None:
         saved = store.read_state(path)
         self.state = State(**saved["state"])
-        self.engine.scaler.load(saved["scaler"])
+        if saved["scaler"]:
+            self.engine.scaler.load(saved["scaler"])
         store.load(path, self.engine.tensors(with_optimizer=self.state.updates > 0))
         self.engine.optimizer.set_updates(self.state.updates)
         self.saved_step = self.state.step

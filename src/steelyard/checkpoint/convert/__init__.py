@@ -1,0 +1,1 @@
+"""Other systems' checkpoints, in and out."""

@@ -1,0 +1,45 @@
+"""Weights from elsewhere as a checkpoint of step 0 that a run can start from."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from steelyard.checkpoint import store
+from steelyard.predict import parameters
+from steelyard.spec import Run, error, write
+
+
+def check(tensors: Mapping[str, Tensor], run: Run, source: Path) -> None:
+    """Every tensor of the run's model is there, in its shape, and nothing else. Raises UserError C003."""
+    expected = {t.name: t.shape for t in parameters.tensors(run.model, run.parallel.tensor)}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            there = found.get(name, "not in it")
+            here = expected.get(name, "not a part of this model")
+            raise error("C003", place=str(source), path=source, detail=f"{name}: {there} there, {here} here")
+
+
+def write_start(tensors: Mapping[str, Tensor], run: Run, source: Path, folder: Path) -> Path:
+    """Write `folder`/checkpoints/step-0000000 with these float32 weights and no optimizer state, for
+    `checkpoint.load`. Raises UserError C003, C004."""
+    from safetensors.torch import save_file
+
+    check(tensors, run, source)
+    beside = folder / "checkpoints" / ".step-0000000.part"
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        whole = {f"weights.{name}": tensor.float().contiguous() for name, tensor in tensors.items()}
+        save_file(whole, beside / "shard-00001-model-00001-of-00001.safetensors")
+        state = {"schema": 1, "state": {}, "scaler": None, "source": str(source)}
+        (beside / "state.json").write_text(json.dumps(state))
+        (beside / "run.toml").write_text(write.dumps(run))
+        return store.seal(beside, folder / "checkpoints" / "step-0000000")
+    except OSError as failure:
+        size = sum(tensor.numel() * torch.float32.itemsize for tensor in tensors.values())
+        raise error("C004", path=folder, detail=failure.strerror, bytes=size) from None
