@@ -39,12 +39,15 @@ class Tokens:
                      torch.arange(first, first + count))  # fmt: skip
 
 
+def layers(sections):
+    """As many as the stages need: an operation on a sharded tensor costs the same however small it is."""
+    return 4 if sections.get("parallel", {}).get("pipeline", 1) > 1 else 2
+
+
 def make_run(sections, world):
     """A legal run of the tiny model in float64; `sections` override."""
-    # as many layers as the stages need: an operation on a sharded tensor costs the same however small it is
-    layers = 4 if sections.get("parallel", {}).get("pipeline", 1) > 1 else 2
     base = {
-        "model": {**TINY, "num_layers": layers, **sections.get("model", {})},
+        "model": {**TINY, "num_layers": layers(sections), **sections.get("model", {})},
         "precision": {"compute": "fp64"},
         "batch": {"global_batch_size": BATCH, **sections.get("batch", {})},
         "learning_rate": {"peak": 1e-3, "warmup_steps": 3},
@@ -96,11 +99,10 @@ def train_reference(sections, steps=STEPS):
     model_side = {k: v for k, v in sections.items() if k in ("model", "tokens", "optimizer")}
     mean = sections.get("batch", {}).get("loss_mean", "tokens")
     micro = sections.get("batch", {}).get("micro_batch_size", 1) if mean == "micro_batches" else 1
-    layers = make_run(sections, None).model.num_layers
-    key = repr((sorted(model_side.items()), mean, micro, steps, layers))
+    key = repr((sorted(model_side.items()), mean, micro, steps, layers(sections)))
     if key not in _references:
         run = make_run({**model_side, "batch": {"loss_mean": mean, "micro_batch_size": micro}}, 1)
-        run = run.model_copy(update={"model": run.model.model_copy(update={"num_layers": layers})})
+        run = run.model_copy(update={"model": run.model.model_copy(update={"num_layers": layers(sections)})})
         shapes = {t.name: t.shape for t in parameters.tensors(run.model)}
         reference = Reference(run, shapes)
         tokens = Tokens(run.model.seq_length, run.model.vocab_size, **sections.get("tokens", {}))

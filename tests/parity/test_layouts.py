@@ -6,7 +6,7 @@ bias has no gradient but rounding noise (softmax does not see it), which Adam di
 
 import pytest
 
-from tests.parity.cases import compare, make_run, train_layout, train_reference
+from tests.parity.cases import compare, train_layout, train_reference
 from tests.parity.covering import OPTIONS, covering, draw, name, pairs, sections
 
 CASES, IMPOSSIBLE = covering(worlds=(2, 4))

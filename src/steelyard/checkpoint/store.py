@@ -189,4 +189,5 @@ def load(path: Path, tensors: dict[str, Tensor]) -> None:
                 f"{name} is not in it" if size is None else f"{name} is {tuple(size)} there, {tuple(tensor.shape)} here"
             )
             raise error("C003", "checkpoint.load", path=path, detail=found)
-    dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(path)))
+    alone = not dist.is_initialized()
+    dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(path)), no_dist=alone)

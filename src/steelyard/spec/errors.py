@@ -569,6 +569,11 @@ CATALOGUE: dict[str, Wording] = {
         "--from may be megatron",
         "`steelyard checkpoint convert` reads weights under Megatron core's names so far.",
     ),
+    "G001": Wording(
+        "the prompt is empty, or the tokenizer {tokenizer} has ids that the model's vocabulary of {vocab} does not",
+        "give --prompt some text, and the checkpoint the tokenizer it was trained with",
+        "`steelyard generate` reads the tokenizer that the checkpoint's run.toml names.",
+    ),
     # --- T: training, L: launching -----------------------------------------------------------------------------------
     "T001": Wording(
         "the model on this rank is not the one that was planned: {difference}",

@@ -128,6 +128,10 @@ class Engine:
         """Every live parameter with its shape before the data axis shards it."""
         return {name: norm.tensor_shape(parameter) for name, parameter in self.named.items()}
 
+    def unique_numel(self) -> int:
+        """Parameters of this rank's stages, whole, without copies that another stage counts."""
+        return sum(p.numel() for p in self.parameters if p is not self.tied.copy)
+
     # --- evaluation --------------------------------------------------------------------------------------------------
 
     @torch.no_grad()

@@ -103,6 +103,13 @@ class Loop:
         if live != expected:
             wrong = sorted(set(live.items()) ^ set(expected.items()))[:6]
             raise error("T001", place=f"rank {dist.get_rank()}", difference=wrong)
+        held = torch.tensor(self.engine.unique_numel(), device=self.mesh.device)
+        unique = int(self.mesh.all_reduce(held, ("pipeline",)).item())
+        planned = parameters.unique(self.run.model, self.run.parallel.tensor)
+        if unique != planned:
+            raise error("T001", difference=f"{unique:,} parameters live, {planned:,} planned")
+        self._record(Event(0, "parameters", {"unique": unique, "planned": planned}))
+        self.display.note(f"parameters: {unique:,} unique, counted on the live model and equal to the plan")
 
     def resume(self) -> None:
         """Continue from the newest complete checkpoint of this run, or of the one `checkpoint.load` names."""
