@@ -74,15 +74,15 @@ def standing(lines: list[Line]) -> list[Line]:
 
 def speed(steps: list[Step]) -> dict[str, float]:
     """Medians over the steps after warm-up: seconds_per_step, tokens_per_second, samples_per_second (whole run)."""
-    counted = [s for s in steps[WARMUP_STEPS:] or steps[-1:] if s.seconds > 0]
+    counted = [(s, s.seconds) for s in steps[WARMUP_STEPS:] or steps[-1:] if s.seconds is not None and s.seconds > 0]
     if not counted:
         return {}
-    found = {
-        "seconds_per_step": median(s.seconds for s in counted),
-        "tokens_per_second": median(s.tokens_per_second for s in counted),
-    }
-    if all(s.batch_size for s in counted):
-        found["samples_per_second"] = median((s.batch_size or 0) / s.seconds for s in counted)
+    found = {"seconds_per_step": median(seconds for _, seconds in counted)}
+    rates = [s.tokens_per_second for s, _ in counted if s.tokens_per_second is not None]
+    if rates:
+        found["tokens_per_second"] = median(rates)
+    if all(s.batch_size for s, _ in counted):
+        found["samples_per_second"] = median((s.batch_size or 0) / seconds for s, seconds in counted)
     return found
 
 

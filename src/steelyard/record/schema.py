@@ -24,6 +24,7 @@ Kind = Literal["step", "validation", "checkpoint", "event"]
 @dataclass(frozen=True)
 class Step:
     """One optimizer step, written after it. Amounts are totals after the step; `seconds` is this step's wall time.
+    Our own runs know every amount; another framework's log may not, and then it is None.
 
     loss: mean over all valid tokens of the step's global batch, in nats. grad_norm: over all parameters, before
     clipping. learning_rate, loss_scale: those the step used. skipped: 1 where the weights were not updated. nan: 1
@@ -32,16 +33,16 @@ class Step:
     """
 
     step: int
-    samples: int
-    tokens: int
+    samples: int | None
+    tokens: int | None
     loss: float | None
     grad_norm: float | None
-    learning_rate: float
+    learning_rate: float | None
     loss_scale: float | None
     skipped: int
     nan: int
-    seconds: float
-    tokens_per_second: float
+    seconds: float | None
+    tokens_per_second: float | None
     memory: dict[str, int] = field(default_factory=dict)
     model_flops_per_second: float | None = None
     mfu: float | None = None
@@ -93,6 +94,11 @@ class Record:
 
     memory: bytes by kind, at most over ranks, after the first completed step. speed: `samples_per_second` and
     `tokens_per_second` of the whole run, `seconds_per_step`, medians. source: the file or folder it was read from.
+
+    What another framework's log adds. sources: `file:line` or a reason for each dotted key of config, memory and
+    printed. lines: the line of each entry of steps. ranks: memory of every rank that reported. printed: figures as the
+    framework prints them (parameter counts, its own rates). conventions: what `loss`, `seconds`, `memory` mean there.
+    notes: what a reader should know before trusting a figure.
     """
 
     framework: str
@@ -106,3 +112,9 @@ class Record:
     events: list[Event] = field(default_factory=list)
     environment: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    lines: list[int] = field(default_factory=list)
+    ranks: dict[int, dict[str, int]] = field(default_factory=dict)
+    printed: dict[str, Any] = field(default_factory=dict)
+    conventions: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)

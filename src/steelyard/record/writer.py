@@ -122,11 +122,11 @@ class _TensorBoard:
         self._scalar(f"{name} ppl", perplexity, line.step)
         self._scalar(f"{name} vs samples", line.loss, line.samples)
 
-    def _scalar(self, name: str, value: float | None, step: int) -> None:
+    def _scalar(self, name: str, value: float | None, step: int | None) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        if value is None:
+        if value is None or step is None:
             return
         summary = Summary(value=[Summary.Value(tag=name, simple_value=value)])
         self._writer.add_event(Event(step=step, wall_time=time.time(), summary=summary))

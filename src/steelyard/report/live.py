@@ -39,7 +39,7 @@ class Live:
         ]  # fmt: skip
         if self.scales:
             cells.append(f"{line.loss_scale or 0:>11,.0f}")
-        cells += [f"{line.seconds * 1000:>9,.0f}", f"{line.tokens_per_second:>11,.0f}"]
+        cells += [f"{(line.seconds or 0) * 1000:>9,.0f}", f"{line.tokens_per_second:>11,.0f}"]
         cells.append(f"{(line.model_flops_per_second or 0) / 1e12:>10.4f}")
         if line.mfu is not None:
             cells.append(f"{line.mfu:>7.1%}")
