@@ -17,3 +17,20 @@ def run_file(tmp_path):
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def pools():
+    """pools(world): ranks that stay up for the whole session, one pool per world size."""
+    from tests.pool import Pool
+
+    made = {}
+
+    def pool(world):
+        if world not in made:
+            made[world] = Pool(world)
+        return made[world]
+
+    yield pool
+    for one in made.values():
+        one.close()

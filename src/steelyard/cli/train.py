@@ -17,28 +17,19 @@ def train(
         bool, typer.Option("--dry-run", help="Check everything, print the plan, start nothing.")
     ] = False,
 ) -> None:
-    from steelyard.hardware import find
     from steelyard.spec import error, load
+    from steelyard.train import ready
 
-    outer = outer_world()
+    outer = ready.outer_world()
     if outer is not None and world not in (None, outer):
         raise error("L002", place="--world", world=outer, asked=world)
     loaded = load(run_file, overrides or (), outer or world)
-    find(loaded.run.hardware.chip)
+    ready.check(loaded)
     if dry_run:
         show_plan(loaded)
         return
     result = start(loaded)
     raise typer.Exit(result.code)
-
-
-def outer_world() -> int | None:
-    """Number of ranks of the launcher that started this process; None without one."""
-    import os
-
-    text = os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS")
-    ranked = "RANK" in os.environ or "SLURM_PROCID" in os.environ
-    return int(text) if ranked and text else None
 
 
 def show_plan(loaded):  # type: ignore[no-untyped-def]  # the spec is imported inside verbs only
@@ -51,7 +42,13 @@ def show_plan(loaded):  # type: ignore[no-untyped-def]  # the spec is imported i
 
 def start(loaded):  # type: ignore[no-untyped-def]
     """Train with a live display, then write the page."""
+    import os
+
+    from steelyard.report import html
     from steelyard.report.live import Live
     from steelyard.train.launch import launch
 
-    return launch(loaded, Live)
+    result = launch(loaded, Live)
+    if os.environ.get("RANK", "0") == "0" and result.steps:
+        print(f"page: {html.write(loaded.run.record.folder)}")
+    return result

@@ -19,10 +19,14 @@ def build(run: Run, mesh: Mesh) -> list[GPT]:
     Nothing is ever allocated whole that this rank does not keep: modules are made on the meta device, cut, and only
     then given memory.
     """
-    return [_build_part(run, mesh, chunk) for chunk in chunks(run, mesh.pipeline_rank)]
+    parts = [_assembled(run, mesh, chunk) for chunk in chunks(run, mesh.pipeline_rank)]
+    for part in parts:
+        fill(part, run, mesh.device)
+    return parts
 
 
-def _build_part(run: Run, mesh: Mesh, chunk: Chunk) -> GPT:
+def _assembled(run: Run, mesh: Mesh, chunk: Chunk) -> GPT:
+    """A part of the model, cut and wrapped, still without memory."""
     with torch.device("meta"):
         part = GPT(run.model, run.padded_vocab_size, run.seed, chunk.layers, chunk.first, chunk.last)
         part = part.to(DTYPES[run.precision.master])
@@ -35,9 +39,13 @@ def _build_part(run: Run, mesh: Mesh, chunk: Chunk) -> GPT:
             block.compile()
     if needs_sharding(run):
         shard(part, blocks, mesh, run)
-    part.to_empty(device=mesh.device)
-    set_weights(part, run)
     return part
+
+
+def fill(part: GPT, run: Run, device: torch.device) -> None:
+    """Give a part memory and its initial weights."""
+    part.to_empty(device=device)
+    set_weights(part, run)
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """The mesh of ranks: pipeline x replicate x shard x tensor, the tensor axis fastest (Megatron's order)."""
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -63,9 +64,15 @@ class Mesh:
         return values
 
 
-def build(parallel: Parallel, device: torch.device) -> Mesh:
-    """The mesh of an initialised process group of `parallel.world_size` ranks."""
+def build(parallel: Parallel, device: torch.device, timeout_seconds: float = 600.0) -> Mesh:
+    """The mesh of an initialised process group of `parallel.world_size` ranks.
+
+    A rank that waits longer than `timeout_seconds` in a collective of any axis raises.
+    """
     replicate = parallel.data if parallel.zero == 0 else parallel.replicate
     shape = (parallel.pipeline, replicate, parallel.data // replicate, parallel.tensor)
     names = ("pipeline", "replicate", "shard", "tensor")
-    return Mesh(device, parallel, init_device_mesh(device.type, shape, mesh_dim_names=names))
+    whole = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    for name in names:  # the mesh's groups do not take over the process group's own timeout
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_seconds), whole.get_group(name))
+    return Mesh(device, parallel, whole)

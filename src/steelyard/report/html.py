@@ -27,13 +27,13 @@ svg .grid { stroke: #eaeef2; } pre { background: #f6f8fa; padding: .8rem; overfl
 Row = tuple[str, str, str]
 
 
-def write(folder: Path, extra: Sequence[tuple[str, str]] = ()) -> Path:
+def write(folder: str | Path, extra: Sequence[tuple[str, str]] = ()) -> Path:
     """Write report.html into a run folder and return its path. `extra` are further sections: (heading, plain text).
 
     Raises UserError R001 to R003.
     """
     record = read_folder(folder)
-    path = folder / "report.html"
+    path = Path(folder) / "report.html"
     path.write_text(page(record, extra), encoding="utf-8")
     return path
 

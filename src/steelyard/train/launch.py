@@ -19,18 +19,10 @@ from steelyard.parallel import mesh
 from steelyard.spec import Loaded, UserError, error
 from steelyard.spec.errors import Reported
 from steelyard.train.loop import Display, Loop, Result
+from steelyard.train.ready import outer_world
 from steelyard.train.watch import StopSignal, Watch, kill_silent
 
 RANKS_PER_CORE = 8
-
-
-def outer_world() -> int | None:
-    """Number of ranks of the launcher that started this process (torchrun, srun); None without one."""
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return int(os.environ["WORLD_SIZE"])
-    if "SLURM_PROCID" in os.environ and "SLURM_STEP_NUM_TASKS" in os.environ:
-        return int(os.environ["SLURM_STEP_NUM_TASKS"])
-    return None
 
 
 def launch(loaded: Loaded, display: Callable[[], Display]) -> Result:
@@ -38,7 +30,6 @@ def launch(loaded: Loaded, display: Callable[[], Display]) -> Result:
 
     Raises UserError where the run cannot start or a rank failed; by then no process of the run is left.
     """
-    refuse_unrunnable(loaded)
     world = loaded.run.parallel.world_size
     if outer_world() is not None:
         _from_slurm()
@@ -48,19 +39,6 @@ def launch(loaded: Loaded, display: Callable[[], Display]) -> Result:
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
         return _joined(loaded, display)
     return _started(loaded, display, world)
-
-
-def refuse_unrunnable(loaded: Loaded) -> None:
-    """What the spec can say and `train` cannot run, by name."""
-    run = loaded.run
-    if not run.data.train:
-        raise error("T002", "data.train")
-    for name, value, runnable, advice in (
-        ("parallel.context", run.parallel.context, 1, "set it to 1"),
-        ("engine.framework", run.engine.framework, "steelyard", "leave [engine] out; it is for plans of other systems"),
-    ):
-        if value != runnable:
-            raise error("T003", name, name=name, value=value, advice=advice)
 
 
 def _check_devices(world: int) -> None:
@@ -129,7 +107,7 @@ def _joined(loaded: Loaded, display: Callable[[], Display], launched: bool = Fal
     signals = StopSignal(watch, launched=world > 1)
     shown = display() if rank == 0 else Silent()
     try:
-        loop = Loop(loaded, mesh.build(run.parallel, device), watch, signals, shown)
+        loop = Loop(loaded, mesh.build(run.parallel, device, run.stop.hang_seconds), watch, signals, shown)
         loop.resume()
         result = loop.train()
     except Exception as failure:

@@ -258,7 +258,7 @@ class Loop:
         """The `number`-th evaluation: the next global batches of each validation set (as Megatron, never rewound)."""
         size = self.run.batch.global_batch_size
         for name, split in self.splits.items():
-            if name.partition("/")[0] != kind:
+            if name.partition(".")[0] != kind:
                 continue
             began = time.perf_counter()
             total, tokens = 0.0, 0

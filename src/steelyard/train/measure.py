@@ -38,4 +38,5 @@ def _host() -> dict[str, int]:
     statm = Path("/proc/self/statm")
     if not statm.exists():
         return {"rss_peak": peak}
-    return {"rss": int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"), "rss_peak": peak * 1024}
+    now = int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return {"rss": now, "rss_peak": max(now, peak * 1024)}  # the kernel brings the peak up to date a little later

@@ -12,21 +12,30 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 GRACE_SECONDS = 20.0
+ALIVE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The last thing a rank told: it began `phase` of step `step`, `age` seconds ago."""
+    """The last thing a rank told: it began `phase` of step `step`, `age` seconds ago; `quiet` seconds ago it still
+    told that it lives."""
 
     rank: int
     step: int
     phase: str
     age: float
+    quiet: float
     host: str
     pid: int
 
     def __str__(self) -> str:
-        return f"rank {self.rank} (pid {self.pid} on {self.host}): step {self.step}, {self.phase}, {self.age:.0f} s ago"
+        life = "running" if self.lives else f"silent for {self.quiet:.0f} s"
+        where = f"step {self.step}, {self.phase} for {self.age:.0f} s"
+        return f"rank {self.rank} (pid {self.pid} on {self.host}, {life}): {where}"
+
+    @property
+    def lives(self) -> bool:
+        return self.quiet < 2.5 * ALIVE_SECONDS
 
 
 class Watch:
@@ -36,6 +45,15 @@ class Watch:
         self._store, self.rank, self.world = store, rank, world
         self.step, self.phase, self._last = 0, "start", time.monotonic()
         self.beat("start")
+        if world > 1:
+            threading.Thread(target=self._live, daemon=True).start()
+
+    def _live(self) -> None:
+        """Tell that this process runs, whatever its main thread waits for."""
+        with contextlib.suppress(Exception):  # the store's host is gone: so is the run
+            while True:
+                self._store.set(f"alive/{self.rank}", str(time.time()))
+                time.sleep(ALIVE_SECONDS)
 
     def beat(self, phase: str) -> None:
         self.phase, self._last = phase, time.monotonic()
@@ -48,17 +66,17 @@ class Watch:
         found = []
         for rank in range(self.world):
             with contextlib.suppress(Exception):  # a rank that never beat, or a store whose host is gone
-                if rank != self.rank and self._store.check([f"heartbeat/{rank}"]):
+                if rank != self.rank and self._store.check([f"heartbeat/{rank}", f"alive/{rank}"]):
                     step, phase, then, host, pid = self._store.get(f"heartbeat/{rank}").decode().split("\t")
-                    found.append(Heartbeat(rank, int(step), phase, time.time() - float(then), host, int(pid)))
+                    now, alive = time.time(), float(self._store.get(f"alive/{rank}"))
+                    found.append(Heartbeat(rank, int(step), phase, now - float(then), now - alive, host, int(pid)))
         return found
 
     def silent(self) -> list[Heartbeat]:
-        """The ranks that hold the others up: those not in this rank's phase of this step, else the longest silent."""
+        """The ranks that hold the others up: those that no longer run, else those not in this rank's phase."""
         others = self.others()
-        behind = [beat for beat in others if (beat.step, beat.phase) != (self.step, self.phase)]
-        waiting = time.monotonic() - self._last
-        return behind or [beat for beat in others if beat.age > waiting + 5]
+        dead = [beat for beat in others if not beat.lives]
+        return dead or [beat for beat in others if (beat.step, beat.phase) != (self.step, self.phase)]
 
     def end_with_launcher(self) -> None:
         """Die with the process that started this one, so that a killed launcher leaves nothing behind (Linux)."""
@@ -80,7 +98,7 @@ class Watch:
 def kill_silent(beats: list[Heartbeat]) -> None:
     """Kill silent ranks on this host: a stopped process does not answer the launcher's polite request."""
     for beat in beats:
-        if beat.host == socket.gethostname():
+        if beat.host == socket.gethostname() and not beat.lives:
             with contextlib.suppress(OSError):
                 os.kill(beat.pid, signal.SIGKILL)
 
