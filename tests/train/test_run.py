@@ -301,3 +301,21 @@ def steelyard(*arguments):
 def test_errors_are_user_errors_all_the_way(t1):
     with pytest.raises(UserError):
         load(t1, ["parallel.tensor=3"], 3)
+
+
+LAYOUTS = [
+    (1, []), (2, ["parallel.zero=3"]), (2, ["parallel.tensor=2"]), (2, ["parallel.pipeline=2"]),
+    (2, ["parallel.pipeline=2", "parallel.virtual=2", "parallel.pipeline_schedule=zbv"]),
+    (2, ["parallel.tensor=2", "parallel.sequence=true", "recompute.mode=full"]),
+]  # fmt: skip
+
+
+def test_a_run_continues_on_any_layout_in_float64(pools, t1, tmp_path):
+    """Saved at one layout, resumed at the next, round all of them: the losses of an unbroken run to 1e-12."""
+    double = ("precision.compute=fp64", f"length.steps={2 * len(LAYOUTS)}")
+    _, straight = train(pools(1), t1, *double, folder=tmp_path / "straight")
+    for number, (world, options) in enumerate(LAYOUTS, 1):
+        stop = f"stop.step_multiple={2 * number}"
+        _, parts = train(pools(world), t1, *double, *options, stop, folder=tmp_path / "parts")
+    assert losses(parts) == pytest.approx(losses(straight), abs=1e-12)
+    assert [s.batch_hash for s in parts.steps] == [s.batch_hash for s in straight.steps]

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,5 +190,7 @@ def load(path: Path, tensors: dict[str, Tensor]) -> None:
                 f"{name} is not in it" if size is None else f"{name} is {tuple(size)} there, {tuple(tensor.shape)} here"
             )
             raise error("C003", "checkpoint.load", path=path, detail=found)
-    alone = not dist.is_initialized()
-    dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(path)), no_dist=alone)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process alone is meant
+        alone = not dist.is_initialized()
+        dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(path)), no_dist=alone)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
     Schedule1F1B,
@@ -169,8 +169,8 @@ class TiedTable:
         tied = run.model.tied_embeddings and run.parallel.num_stages > 1
         found = chunks(run, mesh.pipeline_rank)
         pairs = list(zip(found, parts, strict=True))
-        self.table = next((p.embedding.word.weight for c, p in pairs if tied and p.embedding is not None), None)
-        self.copy = next((p.head.weight for c, p in pairs if tied and c.last and p.head is not None), None)
+        self.table: nn.Parameter | None = next((p.embedding.word.weight for c, p in pairs if tied and p.embedding is not None), None)
+        self.copy: nn.Parameter | None = next((p.head.weight for c, p in pairs if tied and c.last and p.head is not None), None)
         self._group = self._pair_group(run, mesh) if tied else None
 
     @staticmethod

@@ -1,7 +1,7 @@
 """One rank's model and everything that moves its weights."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -115,14 +115,33 @@ class Engine:
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
-    def tensors(self, with_optimizer: bool) -> dict[str, Tensor]:
-        """Every tensor of a checkpoint by its global name, in place: master weights, and Adam's moments."""
-        names = {parameter: name for name, parameter in self.named.items()}
-        found = {f"weights.{name}": parameter.detach() for name, parameter in self.named.items()}
+    def tensors(self, with_optimizer: bool, loading: bool = False) -> dict[str, Tensor]:
+        """Every tensor of a checkpoint by its global name, in place: master weights, and Adam's moments.
+
+        A tied head on a last stage of its own is the word table: it is saved by the first stage alone, and loaded
+        from there.
+        """
+        names = dict(self._global_names(loading))
+        found = {f"weights.{name}": parameter.detach() for parameter, name in names.items()}
         if with_optimizer:
             for parameter, mean, variance in self.optimizer.moments():
-                found[f"mean.{names[parameter]}"], found[f"variance.{names[parameter]}"] = mean, variance
+                if parameter in names:
+                    found[f"mean.{names[parameter]}"], found[f"variance.{names[parameter]}"] = mean, variance
         return found
+
+    def _global_names(self, loading: bool) -> Iterator[tuple[nn.Parameter, str]]:
+        for name, parameter in self.named.items():
+            if parameter is not self.tied.copy:
+                yield parameter, name
+            elif loading and self.tied.table is None:
+                yield parameter, "embedding.word.weight"
+
+    def after_load(self, updates: int) -> None:
+        """Set Adam's count of updates, and a tied copy beside its table on one rank."""
+        if self.tied.table is not None and self.tied.copy is not None:
+            norm.local(self.tied.copy.detach()).copy_(norm.local(self.tied.table.detach()))
+            self.optimizer.copy_moments(self.tied.table, self.tied.copy)
+        self.optimizer.set_updates(updates)
 
     def shapes_on_tensor_rank(self) -> dict[str, tuple[int, ...]]:
         """Every live parameter with its shape before the data axis shards it."""

@@ -132,8 +132,8 @@ class Loop:
         self.state = State(**saved["state"])
         if saved["scaler"]:
             self.engine.scaler.load(saved["scaler"])
-        store.load(path, self.engine.tensors(with_optimizer=self.state.updates > 0))
-        self.engine.optimizer.set_updates(self.state.updates)
+        store.load(path, self.engine.tensors(with_optimizer=self.state.updates > 0, loading=True))
+        self.engine.after_load(self.state.updates)
         self.saved_step = self.state.step
         self.display.note(f"resumed from {path} after {self.state.step} steps, {self.state.samples:,} samples")
 

@@ -40,6 +40,8 @@ class AdamW:
             piece.data = local(parameter.detach())  # FSDP may have moved it since
             piece.grad = None if parameter.grad is None else local(parameter.grad)
         self._adam.step()
+        for piece in self._pieces:  # the engine drops its gradients; held here they would outlive the step
+            piece.grad = None
 
     def moments(self) -> Iterator[tuple[nn.Parameter, Tensor, Tensor]]:
         """(parameter, mean, variance): Adam's moments, sharded as their parameter is; made here, as zeros, where no
@@ -50,6 +52,12 @@ class AdamW:
                 state["step"] = torch.zeros((), dtype=torch.float32, device=piece.device)
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(piece), torch.zeros_like(piece)
             yield parameter, _like(state["exp_avg"], parameter), _like(state["exp_avg_sq"], parameter)
+
+    def copy_moments(self, source: nn.Parameter, target: nn.Parameter) -> None:
+        """Give `target` the moments of `source`, where there are any."""
+        pieces = dict(self._pairs())
+        for name, moment in self._adam.state[pieces[source]].items():
+            self._adam.state[pieces[target]][name] = moment.clone()
 
     def set_updates(self, updates: int) -> None:
         """Adam's own count of updates, from which its bias correction follows."""
