@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from steelyard.cli import check, checkpoint, data, demo, explain, generate, plan, train
+from steelyard.cli import check, checkpoint, compare, data, demo, doctor, explain, generate, plan, train
 
 app = typer.Typer(
     name="steelyard",
@@ -15,10 +15,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("check", help=check.HELP)(check.check)
+app.command("doctor", help=doctor.HELP)(doctor.doctor)
 app.command("explain", help=explain.HELP)(explain.explain)
 app.command("demo", help=demo.HELP)(demo.demo)
 app.command("train", help=train.HELP)(train.train)
 app.command("plan", help=plan.HELP)(plan.plan)
+app.command("compare", help=compare.HELP)(compare.compare)
 app.command("generate", help=generate.HELP)(generate.generate)
 app.add_typer(checkpoint.app, name="checkpoint", help=checkpoint.HELP)
 app.add_typer(data.app, name="data", help=data.HELP)

@@ -9,6 +9,7 @@ from typing import Any
 from steelyard.record.schema import KINDS, SCHEMA, Checkpoint, Event, Line, Record, Step, Validation
 from steelyard.spec.errors import UserError, error
 
+STATED = ("gpu_rate", "parameters")  # figures that a one-line record may state as somebody printed them
 WARMUP_STEPS = 3  # left out of the medians: first-touch allocation, caches, compilation
 
 
@@ -119,6 +120,7 @@ def read_line(text: str, source: str) -> Record:
             raise ValueError("it is not an object with a config")
         memory = {k.removesuffix("_bytes"): int(v) for k, v in fields.get("memory", {}).items() if v is not None}
         rates = {k: float(v) for k, v in fields.get("speed", {}).items() if v is not None}
+        printed = {k: fields[k] for k in STATED if k in fields}
     except UserError:
         raise
     except (ValueError, TypeError, AttributeError, RecursionError) as failure:
@@ -129,4 +131,5 @@ def read_line(text: str, source: str) -> Record:
         config=fields.get("config", {}),
         memory=memory,
         speed=rates,
+        printed=printed,
     )

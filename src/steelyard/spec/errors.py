@@ -394,6 +394,51 @@ CATALOGUE: dict[str, Wording] = {
         "A value that changes the network and that a run file has no word for is refused, because leaving it out would "
         "count another model.",
     ),
+    "F003": Wording(
+        "cannot read an argument list: {detail}",
+        "give the arguments as a shell passes them, a JSON list of them, or a JSON object of flags",
+        "Everything from the first `--flag` on is read; true in JSON stands for a switch that is on.",
+    ),
+    "F004": Wording(
+        "{flag} needs a value of the kind {kind}, not {value!r}",
+        "correct the value, or leave the flag out",
+        "The kind of every flag's value stands in the framework's table of flags.",
+    ),
+    "F005": Wording(
+        "{flag} cannot be said in a run file",
+        "{advice}",
+        "A flag that changes the network, its layout or its memory and that a run file has no word for is refused: "
+        "leaving it out would plan another run.",
+    ),
+    "F006": Wording(
+        "the size of the vocabulary is in the tokenizer's files, not in the arguments",
+        "add model.vocab_size=N",
+        "Only a tokenizer whose size is fixed, an explicit --vocab-size or --padded-vocab-size tells how many rows the "
+        "embedding has.",
+    ),
+    "F007": Wording(
+        "{flag} is missing",
+        "add it: the framework has no default for it",
+        "The shape of the network has no default in Megatron-LM.",
+    ),
+    # --- M: memory ---------------------------------------------------------------------------------------------------
+    "M001": Wording(
+        "there is no rank {rank} in a world of {world}",
+        "ranks count from 0 to {last}",
+        "`plan --rank N` shows the memory of one rank. The tensor axis is the fastest, then context and data, then the "
+        "pipeline.",
+    ),
+    "M002": Wording(
+        "no model of memory for the framework {framework!r}",
+        "{suggestion}",
+        "`engine.framework` names the system a plan is made for; its memory is modelled where its folder has a "
+        "memory.py.",
+    ),
+    "M003": Wording(
+        "only steelyard's own engine can be rehearsed, not {framework}",
+        "leave --rehearse out, or plan the run for steelyard",
+        "A rehearsal runs a real training step of our own engine on tensors without memory.",
+    ),
     # --- D: data -----------------------------------------------------------------------------------------------------
     "D001": Wording(
         "there is no data set here: cannot find {missing}",
@@ -627,5 +672,28 @@ CATALOGUE: dict[str, Wording] = {
         "{suggestion}",
         "Peaks are dense figures from data sheets, listed with their source in hardware/chips.toml. A chip that is not "
         "there has no peak: nothing is assumed.",
+    ),
+    # --- K: comparing ------------------------------------------------------------------------------------------------
+    "K001": Wording(
+        "cannot read {path}: {detail}",
+        "give a run folder, a run file, a one-line record or a log",
+        "`steelyard compare` takes what a run left behind. A folder must hold one log that can be told apart.",
+    ),
+    "K002": Wording(
+        "nothing in {path} looks like the log of a framework that is known here",
+        "known are {known}; or write what you know as one JSON line: "
+        '{{"framework": "...", "config": {{...}}, "memory": {{"device_bytes": ...}}, '
+        '"speed": {{"samples_per_second": ...}}}}',
+        "A log is recognised by its training lines, its configuration block or its memory lines, not by its name.",
+    ),
+    "K003": Wording(
+        "{path} looks like a log of {framework}, but no step, configuration or memory figure in it is whole",
+        "give the whole log: its beginning has the configuration, its end the steps",
+        "A line that is cut in the middle gives no value, so that no value is wrong.",
+    ),
+    "K004": Wording(
+        "{count} runs are given; a comparison needs two or more",
+        "steelyard compare A B",
+        "The first run is the one that the others are compared with.",
     ),
 }

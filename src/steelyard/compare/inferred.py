@@ -1,0 +1,222 @@
+"""What no argument says and the numbers betray."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from steelyard import hardware
+from steelyard.compare import attribute
+from steelyard.compare.align import Side, run_of, speed, world
+from steelyard.predict import parameters
+from steelyard.spec.errors import UserError
+from steelyard.spec.run import Run
+
+MIB = 2**20
+ALLOCATED = ("device", "reserved_peak", "allocated_peak")  # kinds that cannot be below the tensors' peak
+SLACK = 0.97  # a prediction this share of which is still above the measurement rules a setting out
+MACHINES = 1.5  # equal work per device that takes this many times longer was not done by equal machines
+
+
+@dataclass(frozen=True)
+class Inference:
+    """`side` names the run (or both). `knob` and `value` where a setting follows; `text` is one sentence with the
+    numbers it rests on."""
+
+    side: str
+    text: str
+    knob: str = ""
+    value: Any = None
+
+
+def conclude(one: Side) -> tuple[Side, list[Inference]]:
+    """The side with what its own numbers add, and why."""
+    found: list[Inference] = []
+    for step in (_layout, _zero, _moment):
+        one, said = step(one)
+        found += said
+    found += [*_rates(one), *_occupancy(one), *_counts(one)]
+    return one, found
+
+
+def _kind(one: Side) -> str | None:
+    return next((kind for kind in ALLOCATED if kind in one.record.memory), None)
+
+
+def _zero(one: Side) -> tuple[Side, list[Inference]]:
+    """Memory too low for unsharded Adam: the optimizer's states were sharded."""
+    kind, data = _kind(one), one.value("parallel.data")
+    if "parallel.zero" in one.known or kind is None:
+        return one, []
+    measured = one.record.memory[kind]
+    whole = attribute.predicted_bytes(one, kind, {"parallel.zero": 0})
+    if whole is None or not isinstance(data, int) or data < 2 or whole * SLACK <= measured:
+        return one, []
+    early = attribute.predicted_bytes(one, kind, {"parallel.zero": 0}, early=True)
+    stages = [z for z in (1, 2) if (p := attribute.predicted_bytes(one, kind, {"parallel.zero": z})) and p <= measured]
+    if not stages or early is None or early * SLACK <= measured:
+        return one, []
+    text = (
+        f"{_mib(measured)} ({kind}) is below the {_mib(whole)} that unsharded Adam needs here, so ZeRO was on "
+        f"(stage {' or '.join(map(str, stages))})"
+    )
+    return one.with_known("parallel.zero", stages[0], "inferred from the memory"), [
+        Inference(one.name, text, "parallel.zero", stages[0])
+    ]
+
+
+def _moment(one: Side) -> tuple[Side, list[Inference]]:
+    """Memory too low for states that are known to be whole: it was read before the first update made them."""
+    kind = _kind(one)
+    if kind is None or "parallel.zero" not in one.known:
+        return one, []
+    measured = one.record.memory[kind]
+    late, early = attribute.predicted_bytes(one, kind), attribute.predicted_bytes(one, kind, early=True)
+    if late is None or early is None or late * SLACK <= measured or early > measured:
+        return one, []
+    text = (
+        f"{_mib(measured)} ({kind}) is below the {_mib(late)} of a full step and fits the {_mib(early)} before the "
+        "first update: it was read before Adam's moments existed (fp16 skips the first steps)"
+    )
+    return one.with_known("memory.moment", attribute.FIRST_STEP, "inferred from the memory"), [
+        Inference(one.name, text, "memory.moment", attribute.FIRST_STEP)
+    ]
+
+
+def _rates(one: Side) -> Iterator[Inference]:
+    """A rate that the chip cannot reach."""
+    rates, devices, work = speed(one), world(one), attribute.model_flops_per_sample(one)
+    if not rates.samples_per_second or not devices or not work:
+        return
+    reached = work * rates.samples_per_second / devices
+    try:
+        chip = hardware.find(str(one.value("hardware.chip") or ""))
+    except UserError:
+        chip = None
+    peak = chip.peak.get(str(one.value("precision.compute"))) if chip else None
+    if chip and peak and reached > peak:
+        yield Inference(
+            one.name,
+            f"{rates.samples_per_second:,.1f} samples/s are {reached / 1e12:,.0f} TFLOP/s a device, above the peak of "
+            f"{chip.name} ({peak / 1e12:,.0f}): the rate, the batch or the number of devices is wrong",
+        )
+
+
+def _occupancy(one: Side) -> Iterator[Inference]:
+    """`gpu_rate` of OneAutoTest and the like."""
+    rate = one.record.printed.get("gpu_rate")
+    if not isinstance(rate, int | float) or not 0 < rate <= 1:
+        return
+    used = one.record.memory.get("device")
+    whole = f": {_mib(used)} / {rate:.0%} = {used / rate / 2**30:.1f} GiB of device memory" if used else ""
+    yield Inference(one.name, f"gpu_rate = {rate:.0%} is memory occupancy, not utilisation{whole}")
+
+
+def _layout(one: Side) -> tuple[Side, list[Inference]]:
+    """A printed parameter count that only one layout gives."""
+    printed = {k: v for k in COUNTED if isinstance(v := one.record.printed.get(k), int | float)}
+    if not printed or ("parallel.tensor" in one.known and "parallel.pipeline" in one.known and not _implied(one)):
+        return one, []
+    for name, value in printed.items():
+        fits = [layout for layout in LAYOUTS if _prints(one, name, layout) == value]
+        if len(fits) == 1:
+            tensor, pipeline = fits[0]
+            text = f"{name} = {value:,} is what tensor {tensor} x pipeline {pipeline} prints, and no other layout"
+            for axis, size in (("tensor", tensor), ("pipeline", pipeline)):
+                one = one.with_known(f"parallel.{axis}", size, f"inferred from {name}")
+            return one, [Inference(one.name, text, "parallel.tensor", tensor)]
+    return one, []
+
+
+COUNTED = ("deepspeed_total", "deepspeed_unique", "estimated", "parameters")
+LAYOUTS = tuple((t, p) for t in (1, 2, 4, 8, 16) for p in (1, 2, 4, 8, 16, 32, 64))
+
+
+def _implied(one: Side) -> bool:
+    return not one.known["parallel.tensor"].given and not one.known["parallel.pipeline"].given
+
+
+def _prints(one: Side, name: str, layout: tuple[int, int]) -> float | None:
+    changes: dict[str, Any] = {
+        "parallel.tensor": layout[0],
+        "parallel.pipeline": layout[1],
+        "parallel.stages": "balanced",
+    }
+    changes |= {"parallel.data": 1, "batch.global_batch_size": None, "batch.micro_batch_size": None}
+    run = run_of(one, changes)
+    return None if run is None else reproduced(run).get(name)
+
+
+def reproduced(run: Run) -> dict[str, Any]:
+    """What the frameworks print for a run, by our own count, under the names that the logs' readers use."""
+    from steelyard.frameworks import counting
+
+    try:
+        entries = counting.printed(run)
+    except (UserError, ValueError, ArithmeticError, AssertionError):
+        return {}
+    names = {
+        "deepspeed_total": "deepspeed_total",
+        "deepspeed_unique": "deepspeed_unique",
+        "deepspeed_stage": "deepspeed_stage",
+    }
+    found = {ours: entries[key].value for ours, key in names.items() if key in entries}
+    found["deepspeed_stage_before_0_12_5"] = entries["deepspeed_stage_before_0_12_5"].value
+    found["parameters"] = parameters.unique(run.model, run.parallel.tensor)
+    found["megatron_ranks"] = entries["megatron_ranks"].value if "megatron_ranks" in entries else None
+    return found
+
+
+def _counts(one: Side) -> Iterator[Inference]:
+    """Whether the parameter counts of the log are those of its configuration."""
+    printed = one.record.printed
+    run = run_of(one)
+    if run is None or not ({"megatron_ranks", "deepspeed_total", "deepspeed_unique"} & printed.keys()):
+        return
+    ours = reproduced(run)
+    agreed: list[str] = []
+    apart: list[str] = []
+    for name in ("deepspeed_total", "deepspeed_unique"):
+        if name in printed and ours.get(name) is not None:
+            (agreed if printed[name] == ours[name] else apart).append(f"{name} {printed[name]:,}")
+    ranks = printed.get("megatron_ranks")
+    if isinstance(ranks, dict) and isinstance(ours.get("megatron_ranks"), list):
+        grid = {f"{t},{p}": None for p in range(run.parallel.pipeline) for t in range(run.parallel.tensor)}
+        expected = dict(zip(grid, ours["megatron_ranks"], strict=False))
+        wrong = [place for place, count in ranks.items() if expected.get(place) != count]
+        (apart if wrong else agreed).append(f"{len(ranks)} ranks of {min(ranks.values()):,} to {max(ranks.values()):,}")
+    if agreed:
+        yield Inference(one.name, f"parameter counts reproduced from the configuration: {', '.join(agreed)}")
+    if apart:
+        yield Inference(one.name, f"parameter counts that are not those of this configuration: {', '.join(apart)}")
+
+
+def between(a: Side, b: Side) -> Iterator[Inference]:
+    """What the rates of the two say about each other."""
+    left, right, many, few = speed(a), speed(b), world(a), world(b)
+    work_a, work_b = attribute.model_flops_per_sample(a), attribute.model_flops_per_sample(b)
+    if not (left.samples_per_second and right.samples_per_second):
+        return
+    both = f"{a.name} and {b.name}"
+    if many and few and many != few and work_a == work_b and work_a:
+        more, less = (left, right) if many > few else (right, left)
+        if more.samples_per_second and less.samples_per_second and more.samples_per_second < less.samples_per_second:
+            text = (
+                f"{max(many, few)} devices do {more.samples_per_second:,.1f} samples/s and {min(many, few)} do "
+                f"{less.samples_per_second:,.1f}: more devices were slower"
+            )
+            yield Inference(both, text)
+    if work_a and work_b and many and few:
+        reached = [
+            w * r / n for w, r, n in ((work_a, left.samples_per_second, many), (work_b, right.samples_per_second, few))
+        ]
+        ratio = max(reached) / min(reached)
+        if ratio >= MACHINES:
+            yield Inference(
+                both,
+                f"{reached[0] / 1e12:.2f} and {reached[1] / 1e12:.2f} model TFLOP/s a device: {ratio:.1f} x apart, "
+                "more than settings explain; these were different machines",
+            )
+
+
+def _mib(size: float) -> str:
+    return f"{size / MIB:,.0f} MiB"

@@ -1,0 +1,1 @@
+"""OneAutoTest: the benchmark scripts of OneFlow."""
