@@ -12,7 +12,8 @@ from steelyard.spec.run import Hardware
 @dataclass(frozen=True)
 class Chip:
     """One device. `peak` maps a dtype (bf16, fp16, fp32, fp64) to dense FLOP/s; a dtype without an entry is unknown.
-    Memory in bytes, bandwidths in bytes per second."""
+    Memory in bytes, bandwidths in bytes per second. `generation` is NVIDIA's compute capability times ten;
+    `context_bytes` what an idle process with a context takes on the device. None: unknown or not applicable."""
 
     name: str
     source: str
@@ -20,6 +21,8 @@ class Chip:
     memory_bytes: int
     memory_bandwidth: float
     link: float
+    generation: int | None = None
+    context_bytes: int | None = None
 
 
 @cache

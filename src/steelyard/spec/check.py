@@ -123,7 +123,7 @@ def _recompute(parallel: Parallel, recompute: Recompute, engine: Engine) -> Iter
         yield problem("S119", "recompute.shard", why_not="nothing is recomputed in full", advice=advice)
 
 
-def _batch(batch: Batch, parallel: Parallel) -> Iterator[Problem]:
+def _batch(batch: Batch, parallel: Parallel, engine: Engine) -> Iterator[Problem]:
     total, micro, accumulation, data = (
         batch.global_batch_size, batch.micro_batch_size, batch.accumulation, parallel.data,
     )  # fmt: skip
@@ -139,7 +139,9 @@ def _batch(batch: Batch, parallel: Parallel) -> Iterator[Problem]:
             advice=f"micro_batch_size may be {limited(divisors(per_rank))} with accumulation = {per_rank} / micro; or "
             f"leave one of the three out",
         )  # fmt: skip
-    elif parallel.pipeline > 1 and parallel.virtual > 1 and accumulation % parallel.pipeline:
+    elif (
+        parallel.pipeline > 1 and parallel.virtual > 1 and accumulation % (engine.microbatch_group or parallel.pipeline)
+    ):
         per_rank = total // data
         legal = limited([d for d in divisors(per_rank) if d % parallel.pipeline == 0])
         yield problem(
@@ -218,7 +220,7 @@ CHECKS: list[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]]] = [
     (("model", "parallel"), _pipeline),
     (("parallel",), _layout),
     (("parallel", "recompute", "engine"), _recompute),
-    (("batch", "parallel"), _batch),
+    (("batch", "parallel", "engine"), _batch),
     (("length", "batch", "model"), _length),
     (("learning_rate", "length", "batch", "model"), _learning_rate),
     (("data",), _data),

@@ -70,11 +70,39 @@ class Hardware(Section):
     peak_flops: float | None = Field(None, gt=0)
 
 
+Stored = Literal["fp32", "bf16", "fp16", "fp8"]
+
+
 class Engine(Section):
-    """The framework a plan is made for, and what only that framework knows."""
+    """The framework a plan is made for, and what only that framework knows. None: not said, so the framework's own
+    default or choice.
+
+    attention: the kernel asked for. implementation: of Megatron's layers. optimizer_instances: copies of the sharded
+    optimizer within the data ranks. microbatch_group: Megatron's `--microbatch-group-size-per-virtual-pipeline-stage`.
+    mask_in_loader: whether the loader makes a [sequence, sequence] mask per sample. reduce_bucket, allgather_bucket:
+    DeepSpeed's, in elements. inputs_on_device: LiBai's `input_placement_device`. overlap_buffers: Transformer Engine's
+    for tensor-parallel communication.
+    """
 
     framework: str = "steelyard"
     version: str = ""
+    attention: Literal["flash", "fused", "unfused"] | None = None
+    implementation: Literal["transformer_engine", "local"] | None = None
+    optimizer_instances: int | None = Field(None, ge=1)
+    microbatch_group: int | None = Field(None, ge=1)
+    mask_in_loader: bool | None = None
+    deterministic: bool | None = None
+    fp32_residual: bool | None = None
+    cross_entropy: Literal["unfused", "native", "transformer_engine"] | None = None
+    master_dtype: Stored | None = None
+    moment_dtypes: Annotated[tuple[Stored, Stored], Field(strict=False)] | None = None
+    fp8: Literal["e4m3", "hybrid"] | None = None
+    fp8_parameters: bool | None = None
+    reduce_bucket: int | None = Field(None, ge=1)
+    allgather_bucket: int | None = Field(None, ge=1)
+    offload: Literal["optimizer", "optimizer+parameters"] | None = None
+    inputs_on_device: bool | None = None
+    overlap_buffers: bool | None = None
 
 
 class Identity(Section):
@@ -142,7 +170,8 @@ def complete_batch(given: dict[str, Any]) -> Any:
     keys = ("global_batch_size", "micro_batch_size", "accumulation")
     sizes = {**{key: batch.get(key) for key in keys}, "data": parallel.get("data", 1)}
     sizes["pipeline"] = parallel.get("pipeline", 1)
-    if not all(n is None or (isinstance(n, int) and not isinstance(n, bool) and n > 0) for n in sizes.values()):
+    given_or_size = {key: n for key, n in sizes.items() if n is not None or key not in keys}
+    if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in given_or_size.values()):
         return {**dict.fromkeys(keys, 1), **batch}
     if not any(batch.get(key) for key in keys):
         sizes["global_batch_size"] = DEFAULT_GLOBAL_BATCH

@@ -1,0 +1,110 @@
+"""What a rank's memory holds during a step: the timeline, the names of the terms, and the check against a run.
+
+A step has moments: every engine says what is alive at each beside the states, and the peak is the largest sum. Bytes
+are integers and stand for what PyTorch's allocator gives out (`allocated`) unless a name says otherwise; `reserved` and
+`device` are separate estimates on top of it.
+
+Names of terms: `boundary` (hidden states sent or received), `activations.norm`, `.attention`, `.scores`, `.mlp`,
+`.dropout`, `.inputs` (what full recompute keeps), `.embedding`, `logits`, `recomputed` (a block run again), `backward`
+(gradients of activations), `communication`, `masks`, `workspaces`, `batch`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from steelyard.hardware import Chip
+
+UPDATING = ("optimizer", "steady")  # moments at which the optimizer's states exist in every step
+SEGMENT = 2 * 2**20  # what the caching allocator asks the driver for is a multiple of it (CUDACachingAllocator)
+
+
+@dataclass(frozen=True)
+class States:
+    """What training holds from step to step, in bytes of one rank. `weights` are those the network computes with;
+    `master` the ones the optimizer updates where they are apart from them; `optimizer` Adam's two moments."""
+
+    weights: int
+    gradients: int
+    master: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.master + self.optimizer
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What is alive at one moment of a step. `terms` are beside the states; `states` are those that exist then."""
+
+    name: str
+    states: States
+    terms: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        return self.states.total + sum(self.terms.values())
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of a class of equal ranks: pipeline rank `stage`, tensor rank `tensor`, `count` of them.
+
+    `moments` are those of a normal step; `lazy` is the part of the states that the first update makes, so that the
+    moments before it are that much smaller. `left` is what stays allocated after a step beside the states.
+    """
+
+    stage: int
+    tensor: int
+    count: int
+    moments: tuple[Moment, ...]
+    left: Mapping[str, int] = field(default_factory=dict)
+    kept: States = States(0, 0, 0, 0)
+    lazy: int = 0
+
+    @property
+    def at_peak(self) -> Moment:
+        return max(self.moments, key=lambda moment: moment.total)
+
+    @property
+    def peak(self) -> int:
+        return self.at_peak.total
+
+    @property
+    def peak_first_step(self) -> int:
+        """The peak before the optimizer's states exist: they appear in the first update that is not skipped, and fp16
+        skips the first steps."""
+        before = max((m.total - self.lazy for m in self.moments if m.name not in UPDATING), default=0)
+        return max(before, max((m.total for m in self.moments if m.name in UPDATING), default=0), self.steady)
+
+    @property
+    def steady(self) -> int:
+        """Allocated after a step that was not skipped."""
+        return self.kept.total + sum(self.left.values())
+
+
+def reserved(memory: Memory) -> int:
+    """What the allocator holds from the driver: at least the peak, in whole segments. What fragmentation adds is not
+    modelled; the logs in docs/memory.md show a factor of 1.06 to 1.27 where many sizes mix."""
+    return -(-memory.peak // SEGMENT) * SEGMENT
+
+
+def device(memory: Memory, chip: Chip | None) -> int | None:
+    """What the driver reports as used: `reserved` and the context. Communicators are not modelled. None where the
+    context of the chip is unknown."""
+    if chip is None or chip.context_bytes is None:
+        return None
+    return reserved(memory) + chip.context_bytes
+
+
+def total(terms: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Terms of several parts added up by name, without those that are zero."""
+    found: Counter[str] = Counter()
+    for part in terms:
+        found.update(part)
+    return {name: value for name, value in found.items() if value}
+
+
+def times(terms: Mapping[str, int], count: int | float) -> dict[str, int]:
+    return {name: round(value * count) for name, value in terms.items()}

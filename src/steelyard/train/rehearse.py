@@ -1,0 +1,217 @@
+"""One real training step of any rank of any world, on fake tensors: what the engine would hold, without the machines.
+
+The process group is fake (collectives return at once), the tensors have shapes and no memory, and everything else is
+the real engine: its modules, FSDP, pipeline schedules, loss and optimizer. What it allocates is tracked storage by
+storage. Nothing is read from a value, so no data are needed.
+"""
+
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from steelyard.data.loader import Batch
+from steelyard.model.gpt import GPT
+from steelyard.parallel import apply, mesh
+from steelyard.parallel.norm import local
+from steelyard.spec.run import Run
+from steelyard.train.engine import Engine, Micro
+
+
+@dataclass(frozen=True)
+class Lap:
+    """The most bytes that were alive in one phase, and which operations had made them."""
+
+    peak: int
+    alive: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """Bytes of one rank. `states` by category and `steady`, all that is allocated, after the second step; `laps` the
+    phases of the first step (`first ...`) and of the second."""
+
+    rank: int
+    world: int
+    states: dict[str, int]
+    steady: int
+    laps: dict[str, Lap]
+
+    @property
+    def peak(self) -> int:
+        return max(lap.peak for phase, lap in self.laps.items() if not phase.startswith("first"))
+
+    @property
+    def peak_first_step(self) -> int:
+        return max(lap.peak for phase, lap in self.laps.items() if phase.startswith("first"))
+
+
+class Tracker(TorchDispatchMode):
+    """Counts the bytes of every storage that operations make, until it is freed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.current, self.peak = 0, 0
+        self.by_operation: Counter[str] = Counter()
+        self.at_peak: dict[str, int] = {}
+        self._known: dict[int, Any] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(t, DTensor) for t in types):
+            return NotImplemented  # let it come apart into operations on local pieces, which are seen here
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 1  # a fake tensor has no value; the engine reads norms and losses, and 1 is a legal one
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and leaf.device.type != "meta":
+                self.add(leaf.untyped_storage(), str(func))
+        return result
+
+    def __enter__(self) -> "Tracker":
+        tracker, real = self, torch.UntypedStorage.resize_
+        self._resize = real
+
+        def resize_(storage: Any, size: int) -> Any:
+            """FSDP gives gathered parameters memory, and takes it back, by the size of their storage."""
+            result = real(storage, size)
+            if storage._cdata in tracker._known:
+                tracker.add(storage, tracker._known[storage._cdata][1])
+            return result
+
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[assignment, method-assign]
+        return super().__enter__()
+
+    def __exit__(self, *failure: Any) -> None:
+        super().__exit__(*failure)
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+
+    def add(self, storage: torch.UntypedStorage, operation: str) -> None:
+        """Start counting a storage, or count it again after its size has changed."""
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known:
+            if self._known[key][0] == size:
+                return
+            self._forget(key)
+        self._known[key] = (size, operation, weakref.finalize(storage, self._forget, key))
+        self.current += size
+        self.by_operation[operation] += size
+        if self.current > self.peak:
+            self.peak, self.at_peak = self.current, dict(self.by_operation)
+
+    def _forget(self, key: int) -> None:
+        size, operation, finalizer = self._known.pop(key, (0, "", None))
+        if finalizer is not None:
+            finalizer.detach()
+        self.current -= size
+        self.by_operation[operation] -= size
+
+    def lap(self) -> Lap:
+        """The peak since the last call."""
+        found = Lap(self.peak, {name: size for name, size in self.at_peak.items() if size})
+        self.peak, self.at_peak = self.current, dict(self.by_operation)
+        return found
+
+
+class SlicedMesh(mesh.Mesh):
+    """A mesh whose tensor axis is taken out once, at its making: slicing reads values, which fake tensors lack."""
+
+    def __init__(self, built: mesh.Mesh):
+        super().__init__(built.device, built.parallel, built.whole)
+        self.__dict__["_tensor"] = self.whole["tensor"]
+
+    @property
+    def tensor(self) -> DeviceMesh:
+        return self.__dict__["_tensor"]
+
+
+@contextmanager
+def fake_world(rank: int, world: int) -> Iterator[None]:
+    """A process group of `world` ranks in which this process is `rank` and every collective returns at once."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        yield
+    finally:
+        _clear_sharding_prop_cache()  # it remembers this rank's place in the mesh
+        dist.destroy_process_group()
+
+
+def rehearse(run: Run, rank: int = 0) -> Rehearsal:
+    """Two steps of rank `rank`: the first makes Adam's moments, the second is what every later one is like."""
+    with fake_world(rank, run.parallel.world_size):
+        where = SlicedMesh(mesh.build(run.parallel, torch.device("cpu")))
+        tracker = Tracker()
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        engine = _engine(run, where, mode, tracker)
+        with mode, tracker:
+            # once for nothing: DTensor works out each operation's sharding on fake tensors of the whole shape
+            engine.forward_backward([_micro(run) for _ in range(run.batch.accumulation)], 0)
+            engine.end()
+            tracker.lap()
+            laps: dict[str, Lap] = {}
+            for step in ("first ", ""):
+                laps |= _step(run, engine, tracker, step)
+            states = _states(engine)
+            steady = tracker.current
+    return Rehearsal(rank, run.parallel.world_size, states, steady, laps)
+
+
+def _engine(run: Run, where: mesh.Mesh, mode: FakeTensorMode, tracker: Tracker) -> Engine:
+    """The real engine, whose weights are fake: the model is assembled without memory as always, and only what would
+    then give it memory is replaced."""
+
+    def fill(part: GPT, run: Run, device: torch.device) -> None:
+        for module in part.modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                with mode, tracker:
+                    fake = torch.empty_like(parameter, device=device)
+                setattr(module, name, nn.Parameter(fake))
+
+    real, apply.fill = apply.fill, fill
+    try:
+        return Engine(run, where)
+    finally:
+        apply.fill = real
+
+
+def _step(run: Run, engine: Engine, tracker: Tracker, name: str) -> dict[str, Lap]:
+    micro_batches = [_micro(run) for _ in range(run.batch.accumulation)]
+    engine.forward_backward(micro_batches, 0)
+    laps = {f"{name}forward-backward": tracker.lap()}
+    engine.clip(run.optimizer.clip_grad)
+    engine.update(1e-3)
+    laps[f"{name}optimizer"] = tracker.lap()
+    engine.end()
+    return laps
+
+
+def _micro(run: Run) -> Micro:
+    shape = (run.batch.micro_batch_size, run.model.seq_length)
+    tokens = torch.zeros(shape, dtype=torch.int64)
+    batch = Batch(tokens, tokens.clone(), torch.ones(shape, dtype=torch.bool), None, None, torch.arange(shape[0]))
+    wide = torch.float64 if run.precision.compute == "fp64" else torch.float32
+    return Micro(batch, torch.ones(shape, dtype=wide))
+
+
+def _states(engine: Engine) -> dict[str, int]:
+    """Bytes of weights and Adam's moments, a shared storage once."""
+    moments = [t for _, mean, variance in engine.optimizer.moments() for t in (mean, variance)]
+    return {"master": _bytes(engine.parameters), "optimizer": _bytes(moments)}
+
+
+def _bytes(tensors: Any) -> int:
+    storages = {local(t).untyped_storage()._cdata: local(t).untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
