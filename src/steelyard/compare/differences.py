@@ -55,6 +55,7 @@ def _knobs() -> Iterator[Knob]:
     yield Knob("hardware.chip", 0, 2, 0, "hardware", True)
     yield Knob("engine.attention", 1, 1, 0, "kernels")
     yield Knob("engine.implementation", 1, 1, 0, "kernels")
+    yield Knob("engine.framework", 0, 0, 0, "framework")  # what is compared stands in nobody's way
     for name in ("name", "betas", "eps", "weight_decay", "clip_grad"):
         yield Knob(f"optimizer.{name}", 0, 0, 2, "optimizer")
     for name in ("peak", "minimum", "decay", "decay_steps", "decay_samples", "warmup_fraction", "warmup_steps"):

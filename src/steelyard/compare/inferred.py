@@ -1,12 +1,13 @@
 """What no argument says and the numbers betray."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from steelyard import hardware
 from steelyard.compare import attribute
 from steelyard.compare.align import Side, run_of, speed, world
+from steelyard.compare.differences import Difference
 from steelyard.predict import parameters
 from steelyard.spec.errors import UserError
 from steelyard.spec.run import Run
@@ -179,18 +180,28 @@ def _counts(one: Side) -> Iterator[Inference]:
         if name in printed and ours.get(name) is not None:
             (agreed if printed[name] == ours[name] else apart).append(f"{name} {printed[name]:,}")
     ranks = printed.get("megatron_ranks")
-    if isinstance(ranks, dict) and isinstance(ours.get("megatron_ranks"), list):
-        grid = {f"{t},{p}": None for p in range(run.parallel.pipeline) for t in range(run.parallel.tensor)}
-        expected = dict(zip(grid, ours["megatron_ranks"], strict=False))
-        wrong = [place for place, count in ranks.items() if expected.get(place) != count]
-        (apart if wrong else agreed).append(f"{len(ranks)} ranks of {min(ranks.values()):,} to {max(ranks.values()):,}")
+    if isinstance(ranks, dict) and ranks:
+        text = f"{len(ranks)} ranks of {min(ranks.values()):,} to {max(ranks.values()):,}"
+        fits = any(all(expected.get(place) == n for place, n in ranks.items()) for expected in _per_rank(run, ours))
+        (agreed if fits else apart).append(text)
     if agreed:
         yield Inference(one.name, f"parameter counts reproduced from the configuration: {', '.join(agreed)}")
     if apart:
         yield Inference(one.name, f"parameter counts that are not those of this configuration: {', '.join(apart)}")
 
 
-def between(a: Side, b: Side) -> Iterator[Inference]:
+def _per_rank(run: Run, ours: dict[str, Any]) -> Iterator[dict[str, int]]:
+    """ "tensor,pipeline" -> parameters, as Megatron builds the stages and as DeepSpeed's pipeline engine does."""
+    tensor, pipeline = run.parallel.tensor, run.parallel.pipeline
+    if isinstance(ours.get("megatron_ranks"), list):
+        places = [f"{t},{p}" for p in range(pipeline) for t in range(tensor)]
+        yield dict(zip(places, ours["megatron_ranks"], strict=False))
+    for name in ("deepspeed_stage", "deepspeed_stage_before_0_12_5"):
+        if isinstance(ours.get(name), list):
+            yield {f"{t},{p}": count for p, count in enumerate(ours[name]) for t in range(tensor)}
+
+
+def between(a: Side, b: Side, found: Sequence[Difference]) -> Iterator[Inference]:
     """What the rates of the two say about each other."""
     left, right, many, few = speed(a), speed(b), world(a), world(b)
     work_a, work_b = attribute.model_flops_per_sample(a), attribute.model_flops_per_sample(b)
@@ -205,7 +216,8 @@ def between(a: Side, b: Side) -> Iterator[Inference]:
                 f"{less.samples_per_second:,.1f}: more devices were slower"
             )
             yield Inference(both, text)
-    if work_a and work_b and many and few:
+    explained = {d.knob.group for d in found} & {"layout", "model", "precision", "hardware"}
+    if work_a and work_b and many and few and not explained:
         reached = [
             w * r / n for w, r, n in ((work_a, left.samples_per_second, many), (work_b, right.samples_per_second, few))
         ]

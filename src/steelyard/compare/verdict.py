@@ -82,7 +82,7 @@ def pair(a: Side, b: Side) -> Comparison:
         b=b,
         verdict=verdict,
         differences=found,
-        inferred=[*said_a, *said_b, *inferred.between(a, b)],
+        inferred=[*said_a, *said_b, *inferred.between(a, b, found)],
         same=same(a, b),
         unknown=missing,
         memory=_memory_json(a, b, kind, explained),
@@ -140,15 +140,13 @@ def _memory_verdict(
         whole = max(a.record.memory[kind], b.record.memory[kind])
         what = [*_short(knobs), *(["the moment of reading"] if moments else [])]
         if largest is not None and largest < SMALL * whole:
-            return Verdict("after_adjustment", f"{_and(what)} differ, with little effect", knobs)
-        return Verdict("not_comparable", f"{_and(what)} differ: the figures are of different runs", knobs)
+            return Verdict("after_adjustment", f"{_differ(what)}, with little effect", knobs)
+        return Verdict("not_comparable", f"{_differ(what)}: the figures are of different runs", knobs)
     if minor:
-        return Verdict("after_adjustment", f"{_and(_short(minor))} differ", minor)
+        return Verdict("after_adjustment", _differ(_short(minor)), minor)
     asked = [m["knob"] for m in missing if m["asked"] and _weight(m["knob"]) == 2]
     if asked:
-        return Verdict(
-            "after_adjustment", f"only if {_and(_short(asked))} are the same, which is not known", tuple(asked)
-        )
+        return Verdict("after_adjustment", f"only if {_and(_short(asked))} agree, which is not known", tuple(asked))
     return Verdict("comparable", f"same settings, same kind ({kind})")
 
 
@@ -166,8 +164,13 @@ def _memory_json(a: Side, b: Side, kind: str | None, explained: Explained | None
         "explained": {_lead(name): share for name, share in shares.items()},
         "unexplained_bytes": gap - sum(shares.values()) if explained else None,
         "model": explained.model if explained else None,
-        "ranks": {one.name.lower(): len(one.record.ranks) for one in (a, b)},
+        "ranks": {one.name.lower(): _ranks(one, kind) for one in (a, b)},
     }
+
+
+def _ranks(one: Side, kind: str) -> dict[str, int]:
+    """Bytes of every rank that reported that kind."""
+    return {str(rank): kinds[kind] for rank, kinds in sorted(one.record.ranks.items()) if rank >= 0 and kind in kinds}
 
 
 LEADS = {
@@ -199,16 +202,14 @@ def _speed_verdict(a: Side, b: Side, found: list[Difference], missing: list[dict
     block = tuple(d.knob.key for d in found if d.knob.speed == 2)
     adjust = tuple(d.knob.key for d in found if d.knob.speed == 1)
     if block:
-        return Verdict("not_comparable", f"{_and(_short(block))} differ: not the same work on the same device", block)
+        return Verdict("not_comparable", f"{_differ(_short(block))}: not the same work on the same device", block)
     if adjust:
         return Verdict(
-            "after_adjustment", f"{_and(_short(adjust))} differ: compare tokens/s a device, one cause at a time", adjust
+            "after_adjustment", f"{_differ(_short(adjust))}: compare tokens/s a device, one cause at a time", adjust
         )
     asked = [m["knob"] for m in missing if m["asked"] and _weight(m["knob"], "speed") == 2]
     if asked:
-        return Verdict(
-            "after_adjustment", f"only if {_and(_short(asked))} are the same, which is not known", tuple(asked)
-        )
+        return Verdict("after_adjustment", f"only if {_and(_short(asked))} agree, which is not known", tuple(asked))
     return Verdict("comparable", "same work on the same devices")
 
 
@@ -258,7 +259,7 @@ def _loss_verdict(a: Side, b: Side, found: list[Difference], axis: str, points: 
         return Verdict("no_data", f"{_and(lacking)} {'has' if len(lacking) == 1 else 'have'} no loss")
     block = tuple(d.knob.key for d in found if d.knob.loss == 2)
     if block:
-        return Verdict("not_comparable", f"{_and(_short(block))} differ: other curves are expected", block)
+        return Verdict("not_comparable", f"{_differ(_short(block))}: other curves are expected", block)
     if not axis:
         return Verdict(
             "not_comparable", "neither samples nor tokens are known on both sides, and global batches differ"
@@ -270,7 +271,7 @@ def _loss_verdict(a: Side, b: Side, found: list[Difference], axis: str, points: 
     if len(smoothed) == 1:
         return Verdict("after_adjustment", f"{smoothed[0]} prints a smoothed loss")
     if slight:
-        return Verdict("after_adjustment", f"{_and(_short(slight))} differ", slight)
+        return Verdict("after_adjustment", _differ(_short(slight)), slight)
     return Verdict("comparable", f"same training settings as far as known, {len(points):,} points aligned on {axis}")
 
 
@@ -334,6 +335,10 @@ def _and(words: Sequence[str]) -> str:
     if len(words) > 5:
         return f"{', '.join(words[:4])} and {len(words) - 4} more"
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
+def _differ(words: Sequence[str]) -> str:
+    return f"{_and(words)} {'differs' if len(words) == 1 else 'differ'}"
 
 
 def as_json(one: Comparison) -> dict[str, Any]:

@@ -49,6 +49,7 @@ class Reading:
         self.environment: dict[str, Any] = {}
         self.smoothed_seconds = False  # the printed time is a mean over the whole run so far
         self.zero_based = False  # the first step is printed as 0
+        self.mean_seconds: float | None = None  # of all steps, where no line has a time
 
     # --- what a reader says ----------------------------------------------------------------------------------------
     @property
@@ -189,7 +190,7 @@ class Reading:
             timed = [s for s in steps if s.seconds and s.step not in self.unsteady]
             timed = timed[WARMUP_STEPS if len(timed) > 2 * WARMUP_STEPS else 1 :] or timed[-1:]
         if not timed:
-            return {}
+            return {} if self.mean_seconds is None else {"seconds_per_step": self.mean_seconds}
         seconds = [s.seconds for s in timed if s.seconds]
         found: dict[str, float] = {"seconds_per_step": median(seconds), "steps_counted": len(seconds)}
         if len(seconds) > 2:

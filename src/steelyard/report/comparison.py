@@ -95,7 +95,7 @@ def _differences(one: Comparison, most: int = 12) -> Iterator[str]:
     yield ""
     yield f"{'differs':<28}{'A':>14}{'B':>14}{'memory':>14}{'step':>10}   where A says it"
     for d in one.differences[:most]:
-        step = "" if d.effect.seconds is None else f"{d.effect.seconds:+.3g} s"
+        step = f"{d.effect.seconds:+.3g} s" if d.effect.seconds else ""
         yield (
             f"{clean(d.knob.key, 27):<28}{clean(d.a, 13):>14}{clean(d.b, 13):>14}"
             f"{_mib(d.effect.memory_bytes, True):>14}{step:>10}   {_where(d.source_a)}"

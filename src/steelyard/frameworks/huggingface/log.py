@@ -8,10 +8,11 @@ replaced by the mean of the others (`logging_nan_inf_filter`, on by default). So
 import ast
 import json
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from steelyard.frameworks.lines import number, whole
+from steelyard.frameworks.lines import lines, number, whole
 from steelyard.frameworks.reading import GIB, Reading
 from steelyard.record.schema import Record, Validation
 
@@ -115,6 +116,7 @@ def trainer_state(path: Path) -> Record | None:
         value = state.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             reading.set(name, value, 1)
+    _beside(reading, path)
     for entry in history:
         step = entry.get("step") if isinstance(entry, dict) else None
         if not isinstance(step, int):
@@ -125,7 +127,20 @@ def trainer_state(path: Path) -> Record | None:
             _validation(reading, step, entry)
         elif "train_runtime" in entry:
             _end(reading, 1, entry, 0)
+    follow(reading)
     return reading.record()
+
+
+def _beside(reading: Reading, path: Path) -> None:
+    """The `Running training` block of a console log next to trainer_state.json: the file itself has no global batch."""
+    for other in sorted(path.parent.glob("*.txt")) + sorted(path.parent.glob("*.log")):
+        console = Reader(str(other))
+        for line, text in islice(lines(other), 5000):
+            console.feed(line, text)
+        for key, value in console.reading.config.items():
+            reading.default(key, value, console.reading.attempts[-1].sources[key])
+        for name, value in console.reading.printed.items():
+            reading.print(name, value, 1)
 
 
 def _literal(text: str) -> dict[str, Any] | None:
@@ -162,6 +177,9 @@ def _end(reading: Reading, line: int, entry: dict[str, Any], count: int) -> None
     rate = _number(entry.get("train_samples_per_second"))
     if rate:
         reading.print("samples_per_second", rate, line)
+    runtime, steps = _number(entry.get("train_runtime")), reading.steps
+    if runtime and steps and not reading.events:
+        reading.mean_seconds = runtime / steps[-1].step
 
 
 def _number(value: Any) -> float | None:
