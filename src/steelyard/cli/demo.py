@@ -37,7 +37,7 @@ weight_decay = 0.1
 peak = 3e-3
 minimum = 3e-5
 decay = "cosine"
-warmup_steps = 50
+warmup_steps = 40
 
 [length]
 steps = {steps}

@@ -54,9 +54,7 @@ def _started(loaded: Loaded, display: Callable[[], Display], world: int) -> Resu
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # the launcher's own account of a failure is a stack of its own frames; ours is in _first_failure
-    for noisy in ("torch.distributed.elastic", "torch.multiprocessing"):
-        logging.getLogger(noisy).setLevel(logging.CRITICAL + 1)
+    quiet_launcher()
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -76,6 +74,12 @@ def _started(loaded: Loaded, display: Callable[[], Display], world: int) -> Resu
     except SignalException as caught:
         return Result(f"stopped by {caught.sigval.name}", 130, 0, None)
     return Result(**results[0])
+
+
+def quiet_launcher() -> None:
+    """Silence the launcher's own account of a failure, a stack of its own frames; ours is in `_first_failure`."""
+    for noisy in ("torch.distributed.elastic", "torch.multiprocessing"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL + 1)
 
 
 def _rank(loaded: Loaded, display: Callable[[], Display]) -> dict[str, Any]:
