@@ -49,20 +49,28 @@ def _zero(one: Side) -> tuple[Side, list[Inference]]:
     if "parallel.zero" in one.known or kind is None:
         return one, []
     measured = one.record.memory[kind]
-    whole = attribute.predicted_bytes(one, kind, {"parallel.zero": 0})
+    whole = attribute.tensor_bytes(one, kind, {"parallel.zero": 0})
     if whole is None or not isinstance(data, int) or data < 2 or whole * SLACK <= measured:
         return one, []
-    early = attribute.predicted_bytes(one, kind, {"parallel.zero": 0}, early=True)
-    stages = [z for z in (1, 2) if (p := attribute.predicted_bytes(one, kind, {"parallel.zero": z})) and p <= measured]
-    if not stages or early is None or early * SLACK <= measured:
+    early = attribute.tensor_bytes(one, kind, {"parallel.zero": 0}, early=True)
+    if early is None or early <= measured:
         return one, []
+    predicted = {z: attribute.tensor_bytes(one, kind, {"parallel.zero": z}) or 0 for z in (1, 2)}
+    room = _context(one) if kind == "device" else 0
+    fits = [z for z, size in predicted.items() if (size + room) * SLACK <= measured]
+    stage = fits[0] if fits else 2
     text = (
-        f"{_mib(measured)} ({kind}) is below the {_mib(whole)} that unsharded Adam needs here, so ZeRO was on "
-        f"(stage {' or '.join(map(str, stages))})"
+        f"{_mib(measured)} ({kind}) is below the {_mib(whole)} that unsharded Adam needs here, so ZeRO was on; stage "
+        f"{stage} comes to {_mib(predicted[stage])} without the device's context"
     )
-    return one.with_known("parallel.zero", stages[0], "inferred from the memory"), [
-        Inference(one.name, text, "parallel.zero", stages[0])
-    ]
+    one = one.with_known("parallel.zero", stage, "inferred from the memory")
+    return one, [Inference(one.name, text, "parallel.zero", stage)]
+
+
+def _context(one: Side) -> int:
+    """Bytes of an idle process on the device: of its chip, or the least of any chip where that is not known."""
+    known = {name: chip.context_bytes for name, chip in hardware.chips().items() if chip.context_bytes}
+    return known.get(str(one.value("hardware.chip")), min(known.values()))
 
 
 def _moment(one: Side) -> tuple[Side, list[Inference]]:
@@ -71,7 +79,7 @@ def _moment(one: Side) -> tuple[Side, list[Inference]]:
     if kind is None or "parallel.zero" not in one.known:
         return one, []
     measured = one.record.memory[kind]
-    late, early = attribute.predicted_bytes(one, kind), attribute.predicted_bytes(one, kind, early=True)
+    late, early = attribute.tensor_bytes(one, kind), attribute.tensor_bytes(one, kind, early=True)
     if late is None or early is None or late * SLACK <= measured or early > measured:
         return one, []
     text = (

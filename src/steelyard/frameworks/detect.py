@@ -17,8 +17,7 @@ FOLDERS = (
     "megatron", "megatron_deepspeed", "libai", "gpt_neox", "torchtitan", "nanotron", "nanogpt", "llm_c", "lingua",
     "huggingface", "maxtext", "olmo_core", "litgpt", "nanochat",
 )  # fmt: skip
-ENOUGH = 400  # telling lines after which the rest of a log cannot change the answer
-LONG_SILENCE = 200_000  # lines after the last telling one
+SILENCE = 3000  # lines without a new kind of mark after which the answer will not change
 # what stands in a folder that another framework left, best source first
 FILES = ("log.txt", "output.log", "trainer_state.json", "metrics.jsonl", "train.log", "main.log", "metrics.json")
 
@@ -120,7 +119,7 @@ def log(path: Path) -> Record:
         reader.feed(number, text)
     reader.finish()
     record = reader.reading.record()
-    if not (record.steps or record.config or record.memory or record.printed):
+    if not (record.steps or record.config.keys() - {"engine"} or record.memory or record.printed):
         raise error("K003", place=str(path), path=path, framework=module.NAME)
     return record
 
@@ -129,19 +128,16 @@ def recognise(path: Path) -> str:
     """The folder of the framework that wrote a log: the one with the most different marks in it. Raises K002."""
     known = modules()
     seen: dict[str, dict[int, int]] = {name: {} for name in known}
-    telling, last = 0, 0
+    last = 0
     for number, text in lines(path):
         if len(text) < 12 and not text.strip():
             continue
-        hit = False
         for name, module in known.items():
             for mark, pattern in enumerate(module.MARKS):
                 if seen[name].get(mark, 0) < 3 and pattern.search(text):
                     seen[name][mark] = seen[name].get(mark, 0) + 1
-                    hit = True
-        if hit:
-            telling, last = telling + 1, number
-        if telling >= ENOUGH or (telling and number - last > LONG_SILENCE):
+                    last = number
+        if last and number - last > SILENCE:
             break
     best = max(known, key=lambda name: (len(seen[name]), sum(seen[name].values())))
     if not seen[best]:

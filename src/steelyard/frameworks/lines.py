@@ -19,29 +19,35 @@ PREFIX = re.compile(r"^\s*(?:\[[A-Za-z_-]*(\d+)(?:\|\d+)?\]\s?:?\s?|(\d{1,5}): )
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
     """(line number, text) without colours. A carriage return starts a new text of the same line number."""
-    for number, raw in enumerate(_raw(path), 1):
-        if "\x1b" in raw:
-            raw = COLOUR.sub("", raw)
-        if "\r" in raw:
-            for part in raw.split("\r"):
-                if part.strip():
-                    yield number, part
-        else:
-            yield number, raw
+    number = 0
+    for block in _blocks(path):
+        for text in block:
+            number += 1
+            if len(text) > LONGEST:
+                text = text[:LONGEST]
+            if "\x1b" in text:
+                text = COLOUR.sub("", text)
+            if "\r" in text:
+                for part in text.split("\r"):
+                    if part.strip():
+                        yield number, part
+            else:
+                yield number, text
 
 
-def _raw(path: Path) -> Iterator[str]:
+def _blocks(path: Path) -> Iterator[list[str]]:
+    """Lists of whole lines; of a line longer than a block only the beginning."""
     with _opened(path) as file:
         held = ""
         while block := file.read(BLOCK):
             parts = block.split("\n")
             parts[0] = held + parts[0]
             held = parts.pop()
-            yield from (part if len(part) <= LONGEST else part[:LONGEST] for part in parts)
+            yield parts
             if len(held) > 2 * LONGEST:
                 held = held[:LONGEST]
         if held:
-            yield held[:LONGEST]
+            yield [held]
 
 
 def _opened(path: Path) -> IO[str]:
@@ -56,16 +62,14 @@ def rank(text: str) -> int | None:
     return int(found.group(1) or found.group(2)) if found else None
 
 
-NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?\Z")
-NOT_FINITE = {"nan", "-nan", "+nan", "inf", "-inf", "+inf"}
-
-
 def number(text: str) -> float | None:
     """A decimal number, nan and inf included, and nothing else: a cut or mixed-up field is None, never a part of it."""
-    text = text.strip()
-    if NUMBER.match(text) and len(text) < 40:
+    if len(text) > 48 or "_" in text or not text.isascii():  # float() takes more than what a log prints
+        return None
+    try:
         return float(text)
-    return float(text) if text.lower() in NOT_FINITE else None
+    except ValueError:
+        return None
 
 
 def whole(text: str) -> int | None:

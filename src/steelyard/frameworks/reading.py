@@ -42,7 +42,9 @@ class Reading:
         self.checkpoints: list[Checkpoint] = []
         self.events: list[Event] = []
         self.ranks: dict[int, dict[str, int]] = {}
+        self.placed: set[str] = set()  # kinds of memory whose first line is noted
         self.device_bytes = 0
+        self.newest = -1
         self.printed: dict[str, Any] = {}
         self.conventions: dict[str, str] = {}
         self.notes: dict[str, None] = {}
@@ -83,14 +85,15 @@ class Reading:
         """The program starts (again) here."""
         if self.attempts[-1].steps or self.attempts[-1].config:
             self.attempts.append(Attempt(line))
-            self.ranks = {}
+            self.ranks, self.placed = {}, set()
             self.events.append(Event(self.steps[-1].step if self.steps else 0, "attempt", {"line": line}))
 
     def memory(self, line: int, kinds: dict[str, int], rank: int | None = None) -> None:
         """Bytes by kind of one rank (None: of whichever printed). A later report of a rank replaces its earlier one."""
         self.ranks.setdefault(-1 if rank is None else rank, {}).update(kinds)
-        for kind in kinds:
-            self.attempts[-1].sources.setdefault(f"memory.{kind}", self.where(line))
+        for kind in kinds.keys() - self.placed:
+            self.placed.add(kind)
+            self.attempts[-1].sources[f"memory.{kind}"] = self.where(line)
 
     def step(
         self,
@@ -116,8 +119,9 @@ class Reading:
             if value is not None and not math.isfinite(value):
                 nan = max(nan, 1)
         loss, grad_norm, learning_rate = _finite(loss), _finite(grad_norm), _finite(learning_rate)
-        if self.steps and step <= self.steps[-1].step:
+        if step <= self.newest:
             self._take_back(line, step, loss)
+        self.newest = step
         self.attempts[-1].steps += 1
         self.seen += 1
         if self.seen % self.stride and not nan:
@@ -135,6 +139,16 @@ class Reading:
         if len(self.steps) >= MOST_STEPS:
             self._thin()
 
+    def passes_over(self, step: int) -> bool:
+        """Whether a next step would not be kept, of a log so long that only some are. A reader that sees at a glance
+        that nothing is wrong with the line need not read it then; it is counted here."""
+        if self.stride == 1 or step <= self.newest or not (self.seen + 1) % self.stride:
+            return False
+        self.newest = step
+        self.attempts[-1].steps += 1
+        self.seen += 1
+        return True
+
     def _take_back(self, line: int, step: int, loss: float | None) -> None:
         """A step that comes again: the earlier stretch is abandoned, and the seam says whether both agree there."""
         kept = len(self.steps)
@@ -143,7 +157,7 @@ class Reading:
         before = next((s.loss for s in self.steps[kept:] if s.step == step), None)
         self.events.append(
             Event(step, "restart", {
-                "line": line, "abandoned": len(self.steps) - kept, "first_line": self.lines[kept],
+                "line": line, "abandoned": len(self.steps) - kept, "first_line": (*self.lines[kept:], line)[0],
                 "loss_before": before, "loss_after": loss,
             })
         )  # fmt: skip

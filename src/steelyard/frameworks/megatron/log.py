@@ -31,6 +31,7 @@ MEMORY = re.compile(
     r"max allocated: ([\d.]{1,24}) \| reserved: ([\d.]{1,24}) \| max reserved: ([\d.]{1,24})"
     r"(?: \| total device memory used: ([\d.]{1,24}))?(?=[\s|\[]|$)"
 )
+MEMORY_KINDS = (("allocated", 3), ("allocated_peak", 4), ("reserved", 5), ("reserved_peak", 6), ("device", 7))
 PARAMETERS = re.compile(
     r"number of parameters on \(([a-z_, ]{1,60})\)\s+model parallel rank \(([\d, ]{1,40})\): (\d{1,18})"
 )
@@ -55,6 +56,7 @@ OTHER = re.compile(
 )
 NEXT_FIELD = re.compile(r"\|\s?[A-Za-z][\w \-/()]{2,50}:\s")
 CONTINUATIONS = 12
+SOUND = "number of nan iterations:   0 |"
 
 # field names without blanks, hyphens and underscores
 FIELDS = {
@@ -104,13 +106,19 @@ class Reader:
         if self.held is not None and self._continue(text):
             return
         if "iteration" in text and (first := ITERATION.search(text)):
-            self._iterations(line, text, first)
+            if not (SOUND in text and text.endswith("|") and self._sound(text, first)):
+                self._iterations(line, text, first)
         elif self.block is not None:
             self._block(line, text)
         elif len(text) < 20 or self._known(line, text):
             return
         else:
             self.other(line, text)
+
+    def _sound(self, text: str, found: re.Match[str]) -> bool:
+        """A whole and finite line of a log so long that this step would not be kept anyway."""
+        plain = self.block is None and ": nan" not in text and "memory (MB)" not in text
+        return plain and self.reading.passes_over(int(found.group(1)))
 
     def other(self, line: int, text: str) -> None:
         """Lines that only a relative prints."""
@@ -131,7 +139,7 @@ class Reader:
             if self.blocks or self.reading.attempts[-1].steps:
                 self.reading.begin(line)
             self.blocks, self.block = True, {}
-        elif "number of parameters" in text.lower():
+        elif "umber of parameters" in text:
             self._parameters(line, text)
         elif "using world size" in text:
             self._world(line, text)
@@ -255,14 +263,11 @@ class Reader:
         self.reading.default("engine.framework", self.key, "the log's format")
 
     def _memory(self, line: int, found: re.Match[str]) -> None:
-        values = [number(text) for text in found.groups()[2:6]]
-        if any(value is None for value in values):
-            return
-        names = ("allocated", "allocated_peak", "reserved", "reserved_peak")
-        kinds = {name: round(value * MIB) for name, value in zip(names, values, strict=True) if value is not None}
-        device = number(found.group(7)) if found.group(7) else None
-        if device is not None:
-            kinds["device"] = round(device * MIB)
+        kinds = {}
+        for name, group in MEMORY_KINDS:
+            value = number(found.group(group)) if found.group(group) else None
+            if value is not None:
+                kinds[name] = round(value * MIB)
         self.reading.memory(line, kinds, int(found.group(1)) if found.group(1) else None)
         self.reading.conventions["memory_after_step"] = found.group(2)
 

@@ -1,0 +1,92 @@
+"""Mutated logs: whatever happens to a log, it is read or refused in words; never a traceback, never a hang."""
+
+# ruff: noqa: E501  (log lines are as long as they are)
+import random
+import time
+
+import pytest
+
+from steelyard.compare.verdict import as_json, compare
+from steelyard.frameworks import detect
+from steelyard.report import comparison
+from steelyard.spec import UserError
+from tests.compare.conftest import LIBAI, MEGATRON
+from tests.frameworks.test_logs import MEGATRON as ERAS
+from tests.frameworks.test_logs import OTHERS
+
+BLOCKS = [path.read_text(encoding="utf-8") for path in (LIBAI, MEGATRON)]
+SEEDS = [*BLOCKS, *(text for text, _ in ERAS.values()), *(text for text, _, _ in OTHERS.values())]
+NASTY = ["\x00", "\x1b[31m", "\x1b]0;", "\r", "|", "nan", "1e999", "-" * 60 + " arguments " + "-" * 60, "９", "ß", "[" * 300,
+         "{'" * 200, "(", "<script>", "9" * 400, "iteration 1/1 |" * 50, " ... " * 100, "\u202e", "%s%n", "None"]  # fmt: skip
+SECONDS = 2.0  # for a log of a few kilobytes, on a busy machine
+
+
+def mutated(chance: random.Random) -> str:
+    """A log with up to eight wounds."""
+    text = chance.choice(SEEDS)
+    if len(text) < 2000:
+        text = "\n".join([text] * chance.randint(1, 4))
+    for _ in range(chance.randint(1, 8)):
+        a, b = sorted(chance.randrange(len(text) + 1) for _ in range(2))
+        b = min(b, a + chance.choice([1, 5, 80, 400]))
+        wound = chance.randrange(7)
+        if wound == 0:
+            text = text[:a] + text[b:]
+        elif wound == 1:
+            text = text[:a] + chance.choice(NASTY) + text[a:]
+        elif wound == 2:
+            text = text[:a] + text[a:b] * chance.randint(2, 5) + text[b:]
+        elif wound == 3:
+            text = text[:a] + "".join(chance.sample(text[a:b], b - a)) + text[b:]
+        elif wound == 4:
+            text = text[:a] + "\n" + text[a:]
+        elif wound == 5:
+            text = text[:a] + "".join(chr(chance.randrange(1, 0x2FF)) for _ in range(chance.randint(1, 20))) + text[a:]
+        else:
+            other = chance.choice(SEEDS)
+            text = text[:a] + other[: chance.randrange(1, 400)] + text[a:]
+    return text
+
+
+def survive(path, chance: random.Random) -> None:
+    path.write_bytes(mutated(chance).encode("utf-8", errors="surrogatepass"))
+    started = time.perf_counter()
+    try:
+        record = detect.read(path)
+    except UserError as failure:
+        assert failure.problems
+    else:
+        pair = compare([record, detect.read(MEGATRON)])[0]
+        as_json(pair)
+        shown = comparison.terminal(pair)
+        assert all(c.isprintable() or c == "\n" for c in shown)
+        assert len(shown.splitlines()) <= 40
+        assert "<script" not in comparison.page([pair])
+    assert time.perf_counter() - started < SECONDS
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_mutated_logs(tmp_path, seed):
+    chance = random.Random(seed)
+    for _ in range(50):
+        survive(tmp_path / "mutated.log", chance)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_mutated_logs(tmp_path):
+    chance = random.Random(2026)
+    for _ in range(100_000):
+        survive(tmp_path / "mutated.log", chance)
+
+
+def test_endless_lines(tmp_path):
+    """Lines that would take a backtracking pattern for ever."""
+    path = tmp_path / "endless.log"
+    started = time.perf_counter()
+    for part in ("iteration 1/2 |" + " a: 1 |" * 40_000, "0: " * 200_000, "|" * 500_000, "[" * 500_000, "step:  " * 100_000,
+                 "{'a': " * 60_000, " ..." * 120_000, "1" * 600_000, "using world size: 1" + ", a" * 100_000):  # fmt: skip
+        path.write_text(
+            f"{part}\n iteration        1/       2 | consumed samples: 8 | elapsed time per iteration (ms): 1.0 | lm loss: 1.0E+00 |\n"
+        )
+        assert detect.read(path).steps[-1].loss == 1.0, part[:20]
+    assert time.perf_counter() - started < 20
