@@ -37,7 +37,7 @@ weight_decay = 0.1
 peak = 3e-3
 minimum = 3e-5
 decay = "cosine"
-warmup_steps = 40
+warmup_fraction = 0.1
 
 [length]
 steps = {steps}
@@ -61,7 +61,7 @@ HELD_OUT = 40  # every 40th file is never trained on
 
 def demo(
     folder: Annotated[Path, typer.Option(help="Where everything goes.")] = Path("runs/demo"),
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps; fewer for a quick look.")] = 1100,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps; fewer for a quick look.")] = 450,
     world: Annotated[int, typer.Option(min=1, max=2, help="Ranks.")] = 2,
 ) -> None:
     """Real text: the source and documentation strings of this Python's standard library, split by file."""
