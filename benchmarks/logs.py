@@ -63,7 +63,7 @@ def main() -> None:
                 [sys.executable, __file__, "--read", str(path)], capture_output=True, text=True, check=True
             )
             found = json.loads(done.stdout)
-            assert found["last"] == count
+            assert count - found["last"] <= count // found["kept"] + 1  # of a long log one step in so many is kept
             print(f"{name}: {path.stat().st_size / 2**30:.2f} GiB, {count:,} training lines: {found['seconds']:.1f} s, "
                   f"{found['rss_bytes'] / 2**20:,.0f} MiB resident, {found['kept']:,} steps kept")  # fmt: skip
 

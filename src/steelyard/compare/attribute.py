@@ -14,7 +14,7 @@ from typing import Any
 
 from steelyard.compare.align import Side, run_of
 from steelyard.compare.differences import Difference
-from steelyard.predict import flops
+from steelyard.predict import engine, flops
 from steelyard.predict.memory import Memory
 from steelyard.predict.stages import split
 from steelyard.spec.run import Run
@@ -57,6 +57,8 @@ def shapley(players: Sequence[str], value: Value) -> dict[str, float] | None:
 @cache
 def memory_model(framework: str) -> ModuleType | None:
     """What a framework allocates; for one whose allocation is not written down, None."""
+    if framework == "steelyard":
+        return engine
     name = f"steelyard.frameworks.{framework}.memory"
     try:
         found = framework.isidentifier() and find_spec(name) is not None
@@ -78,6 +80,8 @@ class Predictor:
         if self.stands_in or (not run.engine.implementation and self.framework == "megatron"):
             engine = {"framework": self.framework, "version": "2021", "implementation": "local", "attention": "unfused"}
             run = run.model_copy(update={"engine": run.engine.model_copy(update=engine)})
+        if self.framework == "steelyard" and run.engine.framework != "steelyard":
+            run = run.model_copy(update={"engine": run.engine.model_copy(update={"framework": "steelyard"})})
         try:
             ranks: tuple[Memory, ...] = self.model.ranks(run)
         except (ValueError, ArithmeticError, AssertionError, KeyError, TypeError):

@@ -127,12 +127,16 @@ def _layout(one: Side) -> tuple[Side, list[Inference]]:
         return one, []
     for name, value in printed.items():
         fits = [layout for layout in LAYOUTS if _prints(one, name, layout) == value]
-        if len(fits) == 1:
-            tensor, pipeline = fits[0]
-            text = f"{name} = {value:,} is what tensor {tensor} x pipeline {pipeline} prints, and no other layout"
-            for axis, size in (("tensor", tensor), ("pipeline", pipeline)):
+        sizes = {"tensor": {t for t, _ in fits}, "pipeline": {p for _, p in fits}}
+        settled = {axis: size.pop() for axis, size in sizes.items() if len(size) == 1}
+        if settled:
+            layout = " x ".join(f"{axis} {size}" for axis, size in settled.items())
+            said = []
+            for axis, size in settled.items():
                 one = one.with_known(f"parallel.{axis}", size, f"inferred from {name}")
-            return one, [Inference(one.name, text, "parallel.tensor", tensor)]
+                text = f"{name} = {value:,} is what {layout} prints, and no other layout"
+                said.append(Inference(one.name, text, f"parallel.{axis}", size))
+            return one, said[:1]
     return one, []
 
 
@@ -211,6 +215,7 @@ def _per_rank(run: Run, ours: dict[str, Any]) -> Iterator[dict[str, int]]:
 
 def between(a: Side, b: Side, found: Sequence[Difference]) -> Iterator[Inference]:
     """What the rates of the two say about each other."""
+    yield from _sizes(a, b)
     left, right, many, few = speed(a), speed(b), world(a), world(b)
     work_a, work_b = attribute.model_flops_per_sample(a), attribute.model_flops_per_sample(b)
     if not (left.samples_per_second and right.samples_per_second):
@@ -236,6 +241,17 @@ def between(a: Side, b: Side, found: Sequence[Difference]) -> Iterator[Inference
                 f"{reached[0] / 1e12:.2f} and {reached[1] / 1e12:.2f} model TFLOP/s a device: {ratio:.1f} x apart, "
                 "more than settings explain; these were different machines",
             )
+
+
+def _sizes(a: Side, b: Side) -> Iterator[Inference]:
+    """Whether both train the same network: distinct parameters, padding rows left out."""
+    runs = run_of(a), run_of(b)
+    if runs[0] is None or runs[1] is None:
+        return
+    left, right = (parameters.unique_unpadded(run.model) for run in runs if run is not None)
+    if left != right:
+        text = f"{left:,} and {right:,} distinct parameters without padding rows: different models"
+        yield Inference(f"{a.name} and {b.name}", text)
 
 
 def _mib(size: float) -> str:

@@ -239,7 +239,7 @@ def _markdown_row(d: Difference) -> str:
 
 
 def _escaped(value: Any) -> str:
-    return re.sub(r"([\\`*_{}\[\]<>|#~!@])", r"\\\1", clean(value, 2000))
+    return re.sub(r"([\\`*_{}\[\]|#~!@])", r"\\\1", html.escape(clean(value, 2000), quote=False))
 
 
 def _code(text: str) -> str:
