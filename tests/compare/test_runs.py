@@ -115,6 +115,14 @@ def test_two_run_files(tmp_path, verb):
     assert set(found["verdict"].values()) == {"no_data"}
 
 
+def test_two_argument_lists(tmp_path):
+    shape = "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --micro-batch-size 4"
+    paths = [tmp_path / "a.args", tmp_path / "b.args"]
+    paths[0].write_text(shape)
+    paths[1].write_text(f"{shape} --recompute-granularity full --recompute-method uniform")
+    assert [d["knob"] for d in compared(*paths)["differences"]] == ["recompute.mode"]
+
+
 def test_more_devices_that_are_slower():
     config = {**T1, "recompute": {"mode": "none"}}
     one = typed("steelyard", None, 100.0, {**config, "parallel": {"data": 1}})

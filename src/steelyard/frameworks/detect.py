@@ -1,12 +1,12 @@
 """Finds out by content what wrote a log, and reads it as a record."""
 
-import json
 import re
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
 from steelyard.frameworks.lines import lines
+from steelyard.frameworks.megatron import script
 from steelyard.frameworks.reading import Reading
 from steelyard.record import read as own
 from steelyard.record.schema import Record
@@ -50,7 +50,7 @@ def modules() -> dict[str, LogModule]:
 
 
 def read(path: str | Path) -> Record:
-    """A run folder, a one-line record, a run file, or any framework's log or log folder.
+    """A run folder, a one-line record, a run file, Megatron's arguments, or any framework's log or log folder.
 
     Raises UserError K001 (cannot be opened), K002 (no framework's log), K003 (nothing in it), R001 to R003, S001.
     """
@@ -68,6 +68,8 @@ def read(path: str | Path) -> Record:
             return _run_file(path)
         if (record := _record(head, path)) is not None:
             return record
+        if script.is_list(head.decode("utf-8", errors="replace")):
+            return _arguments(path)
         return log(path)
     except OSError as failure:
         raise error("K001", place=str(path), path=path, detail=failure.strerror or str(failure)) from None
@@ -93,6 +95,13 @@ def _run_file(path: Path) -> Record:
     given = set(loaded.origins)
     sources = {key: str(loaded.origins[key]) for key in given}
     return Record(loaded.run.engine.framework, str(path), config, sources=sources)
+
+
+def _arguments(path: Path) -> Record:
+    """The arguments of a Megatron-LM run before launch."""
+    given = script.read(path)
+    notes = [f"{name} is not known and left out" for name in given.unknown]
+    return Record("Megatron-LM", str(path), script.values(given), notes=notes)
 
 
 def _folder(path: Path) -> Record:
@@ -143,16 +152,3 @@ def recognise(path: Path) -> str:
     if not seen[best]:
         raise error("K002", place=str(path), path=path, known=", ".join(m.NAME for m in known.values()))
     return best
-
-
-def json_lines(path: Path) -> list[dict[str, object]]:
-    """The objects of a JSON-lines file that are whole."""
-    found = []
-    for _, text in lines(path):
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict):
-            found.append(value)
-    return found
