@@ -9,12 +9,17 @@ from steelyard.cli.arguments import Json, Overrides, World
 
 if TYPE_CHECKING:
     from steelyard.spec import Loaded
+    from steelyard.spec.run import Run
 
 HELP = "Say what a run will be: parameters, FLOPs, stages, batch and learning rate, exact and before launch."
 
 Planned = Annotated[
     Path,
-    typer.Argument(metavar="RUN.toml", help="The run file, or a Hugging Face model's config.json.", show_default=False),
+    typer.Argument(
+        metavar="RUN.toml",
+        help="The run file, a Hugging Face model's config.json, or a file of Megatron-LM's arguments.",
+        show_default=False,
+    ),
 ]
 Sets = Annotated[
     list[str] | None,
@@ -29,6 +34,13 @@ As = Annotated[
     str | None,
     typer.Option("--as", metavar="FRAMEWORK", help="What that framework would print for this run.", show_default=False),
 ]
+RankNumber = Annotated[
+    int | None, typer.Option("--rank", metavar="N", help="Show the memory of one rank.", show_default=False)
+]
+Rehearse = Annotated[
+    bool,
+    typer.Option("--rehearse", help="Run one real training step of that rank on fake tensors, beside the prediction."),
+]
 Explain = Annotated[bool, typer.Option("--explain", help="Show every term of every number.")]
 
 
@@ -39,6 +51,8 @@ def plan(
     sets: Sets = None,
     framework: As = None,
     explain: Explain = False,
+    rank: RankNumber = None,
+    rehearse: Rehearse = False,
     json: Json = False,
 ) -> None:
     from steelyard.frameworks import counting
@@ -53,7 +67,10 @@ def plan(
         print(sheet.dumps([{"set": t, **s} for t, s in sheets]) if json else terminal.side_by_side(sheets))
         return
     run = _load(run_file, overrides or [], world).run
-    planned = sheet.as_json(run)
+    if rehearse:
+        _rehearse(run, rank or 0, json)
+        return
+    planned = sheet.as_json(run, rank)
     if counts:
         reported = sheet.as_reported(run, counts)
         print(sheet.dumps(reported) if json else terminal.as_framework(planned, reported))
@@ -61,6 +78,10 @@ def plan(
         print(sheet.dumps(planned))
     else:
         print(terminal.plan(planned))
+        if planned["memory"] and planned["memory"]["fits"] is False:
+            from steelyard.plan import memory
+
+            print(terminal.changes(memory.changes(run)))
         if explain:
             print("\n" + terminal.explained(planned))
 
@@ -68,14 +89,54 @@ def plan(
 def _load(path: Path, overrides: list[str], world: int | None) -> "Loaded":
     from steelyard.spec import load, resolve
 
-    if path.suffix != ".json":
+    if path.suffix == ".toml":
         return load(path, overrides, world)
-    from steelyard.frameworks.huggingface import config
     from steelyard.spec.load import Origin
 
-    values = config.read(path)
-    origins = {f"model.{key}": Origin(str(path)) for key in values["model"]}
+    if _is_list(path):
+        from steelyard.frameworks.megatron import script
+
+        values = script.run_file(script.read(path), overrides)
+    elif path.suffix == ".json":
+        from steelyard.frameworks.huggingface import config
+
+        values = config.read(path)
+    else:
+        return load(path, overrides, world)
+    origins = {
+        f"{section}.{key}": Origin(str(path))
+        for section, table in values.items()
+        if isinstance(table, dict)
+        for key in table
+    }
     return resolve(values, origins, overrides, world, str(path))
+
+
+def _is_list(path: Path) -> bool:
+    """Whether a file holds another framework's arguments."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            start = file.read(200)
+    except (OSError, UnicodeDecodeError):
+        return False
+    from steelyard.frameworks.megatron import script
+
+    return script.is_list(start)
+
+
+def _rehearse(run: "Run", rank: int, json: bool) -> None:
+    from steelyard.plan import sheet
+    from steelyard.report import terminal
+    from steelyard.spec import error
+
+    if run.engine.framework != "steelyard":
+        raise error("M003", "engine.framework", framework=run.engine.framework)
+    if not 0 <= rank < run.parallel.world_size:
+        raise error("M001", place="--rank", rank=rank, world=run.parallel.world_size, last=run.parallel.world_size - 1)
+    from steelyard.train.rehearse import beside_prediction
+
+    found = beside_prediction(run, rank)
+    print(sheet.dumps(found) if json else terminal.rehearsed(found))
 
 
 def _split(text: str) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from steelyard import hardware
 from steelyard.frameworks import counting
+from steelyard.plan import memory
 from steelyard.predict import flops, parameters, stages
 from steelyard.spec import check, progress
 from steelyard.spec.run import Run
@@ -15,9 +16,10 @@ from steelyard.spec.run import Run
 SCHEMA, VERSION = "steelyard.plan", 1
 
 
-def as_json(run: Run) -> dict[str, Any]:
+def as_json(run: Run, rank: int | None = None) -> dict[str, Any]:
     """The plan of a run as JSON-ready values. Counts are integers; FLOPs are per global batch unless the key says
-    otherwise; what is unknown is null. Raises UserError H001 for an unknown chip."""
+    otherwise; what is unknown is null. `rank` narrows `memory` to one rank. Raises UserError H001 for an unknown chip,
+    M001 for a rank outside the world."""
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -32,6 +34,7 @@ def as_json(run: Run) -> dict[str, Any]:
         "flops": flop_counts(run),
         "recompute": recompute(run),
         "hardware": chip(run),
+        "memory": memory.as_json(run, rank),
         "notes": [{"key": note.key, "text": note.text} for note in check.notes(run)],
     }
 

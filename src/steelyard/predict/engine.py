@@ -6,7 +6,7 @@ The rehearsal (`steelyard plan --rehearse`) runs the real engine and holds these
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from steelyard.predict import parameters, stages
@@ -46,7 +46,8 @@ class Sizes:
 
 def sizes(run: Run, host: bool = False) -> Sizes:
     model, parallel = run.model, run.parallel
-    tokens, width, tensor = run.batch.micro_batch_size * model.seq_length, BYTES[run.precision.compute], parallel.tensor
+    tokens = run.batch.micro_batch_size * model.seq_length // parallel.context
+    width, tensor = BYTES[run.precision.compute], parallel.tensor
     cut = tensor if parallel.sequence else 1
     return Sizes(
         tokens=tokens,
@@ -98,7 +99,8 @@ def block(run: Run, size: Sizes) -> dict[str, int]:
     norm: two inputs and two outputs (with sequence parallelism inputs are cut and the gathered outputs whole), their
     statistics. attention: the query-key-value product, context, log-sum-exp; rotated queries and keys stand beside the
     product, whose values are still needed; so do normed ones. scores: only with attention dropout, which takes the math
-    path (softmax in the wide dtype, mask, dropped weights), or a mask per block. mlp: up, activation and, gated, the
+    path (softmax in the wide dtype, mask, dropped weights; copies of queries, and of a key and value for each), or
+    a mask per block. mlp: up, activation and, gated, the
     gate and the product; ReLU keeps its result only.
     """
     model = run.model
@@ -111,7 +113,7 @@ def block(run: Run, size: Sizes) -> dict[str, int]:
     pairs = run.batch.micro_batch_size * size.heads * model.seq_length**2
     if model.attention_dropout:
         scores = pairs * (size.wide + 1 + size.width)
-        attention += size.query + 2 * size.key if not rotated else 0
+        attention = 4 * size.query + model.qk_norm * (size.query + size.key)
     else:
         attention += size.tokens * size.heads * size.wide
         if model.position == "alibi":
@@ -213,7 +215,7 @@ def masks(run: Run, size: Sizes) -> dict[str, int]:
     return {"masks": run.batch.micro_batch_size * pairs if run.data.reset_attention else 0}
 
 
-def ranks(run: Run) -> tuple[Memory, ...]:
+def ranks(run: Run, host: bool = False) -> tuple[Memory, ...]:
     """The memory of every class of equal ranks: pipeline rank outermost, then tensor rank; shards of unequal size are
     apart."""
     found: list[Memory] = []
@@ -227,22 +229,27 @@ def ranks(run: Run) -> tuple[Memory, ...]:
             classes[numel] = (first, count + 1)
         for first, count in classes.values():
             copies = count * run.parallel.context * (run.parallel.data // shards)
-            memory = on_rank(run, pipeline_rank, first)
-            found += [
-                Memory(pipeline_rank, tensor, copies, memory.moments, memory.left, memory.kept, memory.lazy)
-                for tensor in range(run.parallel.tensor)
-            ]
+            memory = on_rank(run, pipeline_rank, first, host, count=copies)
+            found += [replace(memory, tensor=tensor) for tensor in range(run.parallel.tensor)]
     return tuple(found)
 
 
-def on_rank(run: Run, pipeline_rank: int, index: int, host: bool = False) -> Memory:
+def on_rank(run: Run, pipeline_rank: int, index: int, host: bool = False, tensor: int = 0, count: int = 0) -> Memory:
     """The memory of shard `index` on one pipeline rank; `host`: with the kernels of a CPU."""
     held = parameters.rank_tensors(run.model, run.parallel, pipeline_rank)
     state = states(held, run, index)
     step = Step(run, pipeline_rank, held, state, host)
     between = States(state.weights, 0, state.master, state.optimizer)  # gradients are a term: they come and go
-    moments = [Moment(name, between, terms) for name, terms in step.moments().items()]
-    return Memory(pipeline_rank, 0, 0, tuple(moments), step.boundary(), between, state.optimizer)
+    moments = tuple(_moment(name, between, terms) for name, terms in step.moments().items())
+    return Memory(pipeline_rank, tensor, count, moments, step.boundary(), between, state.optimizer)
+
+
+def _moment(name: str, between: States, terms: dict[str, int]) -> Moment:
+    """Gathered weights and gradients are states while they are there."""
+    states_then = replace(
+        between, weights=between.weights + terms.pop("gathered", 0), gradients=terms.pop("gradients", 0)
+    )
+    return Moment(name, states_then, terms)
 
 
 def in_flight(run: Run, pipeline_rank: int) -> tuple[int, ...]:

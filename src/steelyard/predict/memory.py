@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from steelyard.hardware import Chip
+from steelyard.spec.run import Run
 
 UPDATING = ("optimizer", "steady")  # moments at which the optimizer's states exist in every step
 SEGMENT = 2 * 2**20  # what the caching allocator asks the driver for is a multiple of it (CUDACachingAllocator)
@@ -108,3 +109,68 @@ def total(terms: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 def times(terms: Mapping[str, int], count: int | float) -> dict[str, int]:
     return {name: round(value * count) for name, value in terms.items()}
+
+
+# --- a run checks its own prediction ---------------------------------------------------------------------------------
+
+TOLERANCE = 0.05
+# measured kind -> what it is held against, and in which words
+KINDS = {
+    "tensors": "tensors alive after the step",
+    "allocated": "allocated after the step",
+    "allocated_peak": "allocated at the peak",
+    "reserved_peak": "reserved at the peak",
+    "device": "device",
+}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One measured kind of memory beside its prediction, in bytes. `term` names the part of the prediction that is
+    nearest in size to the difference where that is more than TOLERANCE; "" otherwise."""
+
+    kind: str
+    predicted: int
+    measured: int
+    term: str
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+    def __str__(self) -> str:
+        line = f"{KINDS[self.kind]}: predicted {self.predicted / 2**20:,.1f} MiB, measured {self.measured / 2**20:,.1f}"
+        return f"{line} ({self.error:+.1%}{f'; look at {self.term}' if self.term else ''})"
+
+
+def check(run: Run, measured: Mapping[str, int], host: bool = False) -> list[Checked]:
+    """Our own engine's prediction for the largest rank beside what was measured after the first step that updated, in
+    bytes by kind (train/measure.py). Kinds that are not predicted, such as `rss`, are passed over: a process holds more
+    than tensors. `host`: the run is on CPUs.
+    """
+    from steelyard import hardware
+    from steelyard.predict import engine
+
+    largest = max(engine.ranks(run, host), key=lambda memory: memory.peak_first_step)
+    steady = max(engine.ranks(run, host), key=lambda memory: memory.steady)
+    chip = hardware.of(run.hardware)
+    predicted = {
+        "tensors": steady.steady,
+        "allocated": steady.steady,
+        "allocated_peak": largest.peak_first_step,
+        "reserved_peak": -(-largest.peak_first_step // SEGMENT) * SEGMENT,
+        "device": device(largest, chip),
+    }
+    found = []
+    for kind, value in predicted.items():
+        if value is not None and measured.get(kind):
+            off = abs(value / measured[kind] - 1) > TOLERANCE
+            memory = steady if kind in ("tensors", "allocated") else largest
+            found.append(Checked(kind, value, measured[kind], _suspect(memory, value - measured[kind]) if off else ""))
+    return found
+
+
+def _suspect(memory: Memory, difference: int) -> str:
+    """The state or term at the peak whose size is nearest to a difference."""
+    parts = {**vars(memory.at_peak.states), **memory.at_peak.terms}
+    return min(parts, key=lambda name: abs(parts[name] - abs(difference)))

@@ -18,6 +18,7 @@ def plan(sheet: Sheet) -> str:
         *_block("layout", _layout(sheet)),
         *_block("a rank holds", _ranks(sheet)),
         *_block("batch", _batch(sheet)),
+        *_block("memory", _memory(sheet)),
         *_block("FLOPs", _flops(sheet)),
         *_block("rate", _rate(sheet)),
         *_block("others say", _others(sheet)),
@@ -124,6 +125,98 @@ def _batch(sheet: Sheet) -> Iterator[str]:
     yield f"{length['steps']:,} steps, {length['samples']:,} samples, {length['tokens']:,} tokens"
 
 
+# letter of the bar, words, and the terms it stands for
+BAR = (
+    ("w", "weights"), ("g", "gradients"), ("m", "master"), ("o", "optimizer"), ("a", "activations"),
+    ("r", "recomputed"), ("l", "logits"), ("b", "boundary"), ("x", "other"),
+)  # fmt: skip
+BAR_WIDTH = 64
+GIB = 2**30
+
+
+def _memory(sheet: Sheet) -> Iterator[str]:
+    """The classes of equal ranks, the largest first, a bar of the largest, and whether it fits."""
+    memory = sheet["memory"]
+    if memory is None:
+        yield "not modelled for this framework"
+        return
+    classes = _memory_classes(memory["ranks"])
+    shown = classes if len(classes) <= 4 else [*classes[:2], classes[-1]]
+    yield f"{'GiB':>10}  {'steady':>7} {'reserved':>8} {'device':>7}"
+    for largest, where, count in shown:
+        device = "?" if largest["device"] is None else f"{largest['device'] / GIB:.2f}"
+        yield (
+            f"{largest['peak'] / GIB:>10.2f}  {largest['steady'] / GIB:>7.2f} {largest['reserved'] / GIB:>8.2f} "
+            f"{device:>7}  peak of {where} ({count:,} ranks), in {largest['moment']}"
+        )
+    parts = memory_parts(classes[0][0])
+    yield f"[{_bar(parts, max(memory['capacity'] or 0, classes[0][0]['peak']))}]"
+    yield " ".join(f"{letter} {name} {parts[name] / GIB:.2f}" for letter, name in BAR if parts[name])
+    yield _fits(memory, classes[0][0])
+
+
+def _memory_classes(ranks: Sequence[Sheet]) -> list[tuple[Sheet, str, int]]:
+    """(its memory, which stages, how many ranks) of each class, the largest first. Tensor ranks are alike."""
+    by_size: dict[tuple[int, int], list[Sheet]] = {}
+    for rank in ranks:
+        by_size.setdefault((rank["peak"], rank["steady"]), []).append(rank)
+    found = []
+    for _, group in sorted(by_size.items(), reverse=True):
+        stages = sorted({rank["stage"] for rank in group})
+        numbers = f"stage {stages[0]}" if len(stages) == 1 else f"stages {', '.join(map(str, stages[:6]))}"
+        found.append((group[0], numbers + (", ..." if len(stages) > 6 else ""), sum(rank["count"] for rank in group)))
+    return found
+
+
+def memory_parts(rank: Sheet) -> dict[str, int]:
+    """The peak of a rank in the parts of the bar."""
+    terms = rank["terms"]
+    parts = dict(rank["states"])
+    parts["activations"] = sum(value for name, value in terms.items() if name.startswith("activations"))
+    parts |= {name: terms.get(name, 0) for name in ("logits", "recomputed", "boundary")}
+    return {**parts, "other": rank["peak"] - sum(parts.values())}
+
+
+def _bar(parts: Sheet, whole: int) -> str:
+    """One letter per part of the whole; dots are free."""
+    text, so_far = "", 0
+    for letter, name in BAR:
+        so_far += parts[name]
+        text += letter * (round(BAR_WIDTH * so_far / whole) - len(text))
+    return text.ljust(BAR_WIDTH, ".")
+
+
+def _fits(memory: Sheet, largest: Sheet) -> str:
+    need = largest["device"] or largest["reserved"]
+    kind = "device" if largest["device"] else "reserved"
+    if memory["fits"] is None:
+        return f"chip unknown: the largest rank needs {need / GIB:.2f} GiB ({kind})"
+    capacity = memory["capacity"]
+    room = (capacity - need) / GIB
+    if memory["fits"]:
+        return f"fits on {memory['chip']}: {kind} {need / GIB:.2f} of {capacity / GIB:.2f} GiB, {room:.2f} free"
+    return f"does NOT fit on {memory['chip']}: {kind} {need / GIB:.2f} of {capacity / GIB:.2f} GiB, {-room:.2f} short"
+
+
+def rehearsed(found: Sheet) -> str:
+    """A rehearsal beside the closed form."""
+    lines = [f"rank {found['rank']} of {found['world']:,}: one step on fake tensors beside the closed form, MiB"]
+    for name, row in found["bytes"].items():
+        lines.append(
+            f"{name:<16} {row['rehearsed'] / 2**20:>12,.2f} rehearsed {row['predicted'] / 2**20:>12,.2f} predicted "
+            f"{row['error']:>+8.2%}"
+        )
+    return "\n".join(lines)
+
+
+def changes(found: Sequence[Sheet]) -> str:
+    """Single changes that would make a run fit."""
+    if not found:
+        return f"{INDENT}no single change of zero, recompute, micro-batch, tensor or pipeline makes it fit"
+    lines = [f"{c['set']:<28} {c['need'] / GIB:>8.2f} GiB, {c['more_flops']:+.1%} FLOPs" for c in found[:6]]
+    return "\n".join(_block("would fit", lines))
+
+
 def _flops(sheet: Sheet) -> Iterator[str]:
     counts = sheet["flops"]
     yield (
@@ -189,6 +282,10 @@ def _held(sheet: Sheet) -> list[int]:
     return [rank["held"] for rank in sheet["parameters"]["ranks"]]
 
 
+def _peak(sheet: Sheet) -> int:
+    return max(rank["peak"] for rank in sheet["memory"]["ranks"])
+
+
 COMPARED = {
     "ranks": lambda sheet: f"{sheet['layout']['world_size']:,}",
     "tensor x pipeline x data": lambda sheet: " x ".join(
@@ -202,6 +299,7 @@ COMPARED = {
     "largest rank holds": lambda sheet: f"{max(_held(sheet)):,}",
     "smallest rank holds": lambda sheet: f"{min(_held(sheet)):,}",
     "sum over ranks": lambda sheet: f"{sheet['parameters']['sum_over_ranks']:,}",
+    "peak memory, GiB": lambda sheet: f"{_peak(sheet) / GIB:.2f}" if sheet["memory"] else "?",
     "global batch": lambda sheet: f"{sheet['batch']['global_batch_size']:,}",
     "micro x accumulation": lambda sheet: f"{sheet['batch']['micro_batch_size']} x {sheet['batch']['accumulation']:,}",
     "model FLOPs a step": lambda sheet: f"{sheet['flops']['model_per_step']:.4e}",

@@ -14,7 +14,7 @@ from steelyard.checkpoint import store
 from steelyard.data.loader import Split, open_data
 from steelyard.parallel.mesh import Mesh
 from steelyard.plan import sheet
-from steelyard.predict import flops, parameters
+from steelyard.predict import flops, memory, parameters
 from steelyard.record.schema import Checkpoint, Event, Step, Validation
 from steelyard.record.writer import RunFolder
 from steelyard.spec import Loaded, UserError, error, progress, write
@@ -144,6 +144,8 @@ class Loop:
         result = self._stop_reason(None)
         while result is None:
             outcome = self._step()
+            if outcome.updated and self.state.updates == 1:
+                self._check_memory()
             self._between_steps()
             result = self._stop_reason(outcome)
         self._finish()
@@ -176,13 +178,13 @@ class Loop:
         run, state = self.run, self.state
         tokens_per_second = size * run.model.seq_length / seconds
         per_token = flops.model_flops(run.model, run.padded_vocab_size) / run.model.seq_length
-        memory = measure.memory(self.mesh)
+        bytes_by_kind = measure.memory(self.mesh)
         rate_of_flops = per_token * tokens_per_second
         line = Step(
             step=state.step, samples=state.samples, tokens=state.tokens, loss=outcome.loss, grad_norm=outcome.grad_norm,
             learning_rate=rate, loss_scale=outcome.loss_scale if run.precision.scales_loss else None,
             skipped=int(not outcome.updated), nan=int(outcome.nan), seconds=seconds,
-            tokens_per_second=tokens_per_second, memory=memory,
+            tokens_per_second=tokens_per_second, memory=bytes_by_kind,
             model_flops_per_second=rate_of_flops, mfu=self._mfu(size, seconds), batch_size=size, timers=timers,
             batch_hash=f"{self.engine.fingerprint:x}",
         )  # fmt: skip
@@ -204,6 +206,18 @@ class Loop:
             self.mfu_is_impossible = True
             return None
         return use.value if use else None
+
+    def _check_memory(self) -> None:
+        """Predicted against measured memory, once, after the first step that made the optimizer's states."""
+        measured = {**measure.memory(self.mesh), "tensors": measure.live_tensors(self.mesh)}
+        found = memory.check(self.run, measured, host=self.mesh.device.type == "cpu")
+        for entry in found:
+            self.display.note(f"memory, {entry}")
+        if "rss" in measured:
+            rest = measured["rss"] - measured["tensors"]
+            self.display.note(f"memory not modelled: {rest / 2**20:,.1f} MiB of the process are no live tensors")
+        detail = {entry.kind: {**asdict(entry), "error": entry.error} for entry in found}
+        self._record(Event(self.state.step, "memory", {"checked": detail, "measured": measured}))
 
     def _between_steps(self) -> None:
         """Evaluation and checkpoints that are due."""

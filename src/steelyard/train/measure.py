@@ -1,10 +1,12 @@
 """Memory of this process and its device, each kind under its own name; never one kind under another's."""
 
+import gc
 import os
 import resource
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from steelyard.parallel.mesh import Mesh
 
@@ -20,6 +22,19 @@ def memory(mesh: Mesh) -> dict[str, int]:
     values = torch.tensor(list(kinds.values()), dtype=torch.int64, device=mesh.device)
     mesh.all_reduce(values, ("pipeline", "data", "tensor"), "max")
     return dict(zip(kinds, values.tolist(), strict=True))
+
+
+def live_tensors(mesh: Mesh) -> int:
+    """Bytes of every storage that a tensor of this process holds, each once, the largest over all ranks. Walks the
+    garbage collector's objects, so it is for once, not for every step."""
+    storages: dict[int, int] = {}
+    for entry in gc.get_objects():
+        kind = type(entry)
+        plain = issubclass(kind, torch.Tensor) and not issubclass(kind, DTensor)
+        if plain and entry.device.type == mesh.device.type:
+            storages[entry.untyped_storage().data_ptr()] = entry.untyped_storage().nbytes()
+    value = torch.tensor(sum(storages.values()), dtype=torch.int64, device=mesh.device)
+    return int(mesh.all_reduce(value, ("pipeline", "data", "tensor"), "max").item())
 
 
 def _cuda(device: torch.device) -> dict[str, int]:

@@ -26,6 +26,7 @@ from steelyard.data.loader import Batch
 from steelyard.model.gpt import GPT
 from steelyard.parallel import apply, mesh
 from steelyard.parallel.norm import local
+from steelyard.predict import engine
 from steelyard.spec.run import Run
 from steelyard.train.engine import Engine, Micro
 
@@ -198,12 +199,17 @@ def _step(run: Run, engine: Engine, tracker: Tracker, name: str) -> dict[str, La
     return laps
 
 
-def _micro(run: Run) -> Micro:
+def random_batch(run: Run) -> Batch:
+    """One micro-batch of random tokens, for a step that needs no data."""
     shape = (run.batch.micro_batch_size, run.model.seq_length)
-    tokens = torch.zeros(shape, dtype=torch.int64)
-    batch = Batch(tokens, tokens.clone(), torch.ones(shape, dtype=torch.bool), None, None, torch.arange(shape[0]))
+    tokens = torch.randint(0, run.model.vocab_size, shape)
+    return Batch(tokens, tokens.clone(), torch.ones(shape, dtype=torch.bool), None, None, torch.arange(shape[0]))
+
+
+def _micro(run: Run) -> Micro:
     wide = torch.float64 if run.precision.compute == "fp64" else torch.float32
-    return Micro(batch, torch.ones(shape, dtype=wide))
+    batch = random_batch(run)
+    return Micro(batch, torch.ones(batch.tokens.shape, dtype=wide))
 
 
 def _states(engine: Engine) -> dict[str, int]:
@@ -215,3 +221,26 @@ def _states(engine: Engine) -> dict[str, int]:
 def _bytes(tensors: Any) -> int:
     storages = {local(t).untyped_storage()._cdata: local(t).untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())
+
+
+def beside_prediction(run: Run, rank: int) -> dict[str, Any]:
+    """One rank's rehearsal and its closed form, in bytes, as JSON-ready values."""
+    parallel = run.parallel
+    columns = parallel.data * parallel.context
+    pipeline, column = divmod(rank // parallel.tensor, columns)
+    closed = engine.on_rank(run, pipeline, column % parallel.shard if parallel.zero else 0, host=True)
+    found = rehearse(run, rank)
+    states = {"master": closed.kept.weights + closed.kept.master, "optimizer": closed.kept.optimizer}
+    pairs = {
+        **{name: (found.states[name], states[name]) for name in states},
+        "steady": (found.steady, closed.steady),
+        "peak": (found.peak, closed.peak),
+        "peak_first_step": (found.peak_first_step, closed.peak_first_step),
+    }
+    return {
+        "rank": rank,
+        "world": found.world,
+        "moment": closed.at_peak.name,
+        "bytes": {name: {"rehearsed": a, "predicted": b, "error": b / a - 1} for name, (a, b) in pairs.items()},
+        "laps": {name: lap.peak for name, lap in found.laps.items()},
+    }

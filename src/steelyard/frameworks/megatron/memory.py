@@ -100,6 +100,13 @@ def kernel(run: Run) -> Kernel:
     return "fused"
 
 
+def of_2021(run: Run) -> Run:
+    """The run with what was the rule before fused attention, where nothing else is said: score matrices are kept, and
+    all samples share one mask."""
+    said = {"attention": run.engine.attention or "unfused", "version": run.engine.version or "2021"}
+    return run.model_copy(update={"engine": run.engine.model_copy(update=said)})
+
+
 def _generation(run: Run) -> int | None:
     chip = hardware.of(run.hardware)
     return chip.generation if chip else None

@@ -141,6 +141,17 @@ def values(given: Arguments) -> dict[str, Any]:
     return {"seed": given["seed"], **{name: _said(section) for name, section in sections.items()}}
 
 
+def run_file(given: Arguments, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """`values` with a name from where they were read. Raises UserError F006 where neither the arguments nor `overrides`
+    say how large the vocabulary is."""
+    found = values(given)
+    if "vocab_size" not in found["model"] and not any(text.startswith("model.vocab_size=") for text in overrides):
+        raise error("F006", "model.vocab_size", given.source)
+    stem = Path(given.source).stem
+    name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in stem).lstrip("._-")
+    return {"name": name or "megatron", **found}
+
+
 def _said(section: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in section.items() if value is not None}
 

@@ -1,0 +1,56 @@
+"""Finds the model of memory for the system a run is planned for: our own engine, or the folder with a `memory.py`."""
+
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+from steelyard.predict import engine
+from steelyard.predict.memory import Memory
+from steelyard.spec.errors import error
+from steelyard.spec.run import Run
+
+
+class Allocations(Protocol):
+    """The face of a `memory.py`."""
+
+    NAME: str
+
+    def ranks(self, run: Run) -> tuple[Memory, ...]:
+        """The memory of every class of equal ranks, pipeline rank outermost, then tensor rank."""
+
+
+@cache
+def names() -> tuple[str, ...]:
+    return tuple(sorted(path.parent.name for path in Path(__file__).parent.glob("*/memory.py")))
+
+
+def find(framework: str) -> Allocations | None:
+    """The model of the named framework; None where nobody has modelled it."""
+    if framework == "steelyard":
+        return engine
+    name = framework.lower().replace("-", "_").removesuffix("_lm")
+    return import_module(f"steelyard.frameworks.{name}.memory") if name in names() else None
+
+
+def ranks(run: Run) -> tuple[Memory, ...] | None:
+    """The memory of every class of equal ranks; None where the run's framework is not modelled."""
+    found = find(run.engine.framework)
+    return found.ranks(run) if found else None
+
+
+def of_rank(run: Run, rank: int) -> tuple[Memory, ...] | None:
+    """The memory of one rank. The tensor axis is the fastest, then data with context, then the pipeline.
+
+    Raises UserError M001 for a rank that the world does not have.
+    """
+    parallel = run.parallel
+    if not 0 <= rank < parallel.world_size:
+        raise error("M001", place="--rank", rank=rank, world=parallel.world_size, last=parallel.world_size - 1)
+    rest, tensor = divmod(rank, parallel.tensor)
+    pipeline, column = divmod(rest, parallel.data * parallel.context)
+    if run.engine.framework == "steelyard":
+        shard = column % parallel.shard if parallel.zero else 0
+        return (engine.on_rank(run, pipeline, shard, tensor=tensor, count=1),)
+    found = ranks(run)
+    return tuple(m for m in found if (m.stage, m.tensor) == (pipeline, tensor))[:1] if found else None

@@ -1,0 +1,131 @@
+"""Our own engine's memory, held against one real step of it on fake tensors."""
+
+import pytest
+
+from steelyard.predict import engine
+from steelyard.predict.memory import check, reserved
+from steelyard.spec import resolve
+
+MODEL = {"num_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "seq_length": 256, "vocab_size": 5000}
+LLAMA = {"kind": "llama", "num_query_groups": 4}
+PIPED = {"micro_batch_size": 2, "accumulation": 4}
+
+
+def make_run(world=1, model=None, batch=None, **sections):
+    values = {"model": {**MODEL, **(model or {})}, "precision": {"compute": "bf16"}}
+    return resolve(
+        {**values, "batch": batch or {"micro_batch_size": 2, "accumulation": 2}, **sections}, world=world
+    ).run
+
+
+# name -> (rank, run, what the peak may be off by: a recorded error that may only shrink)
+LAYOUTS = {
+    "fp32": (0, dict(precision={"compute": "fp32"}), 0.002),
+    "fp64": (0, dict(world=2, precision={"compute": "fp64"}), 0.002),
+    "zero 1, one micro-batch": (1, dict(world=4, batch={"micro_batch_size": 2, "accumulation": 1}), 0.002),
+    "zero 2": (0, dict(world=4, parallel={"zero": 2}), 0.002),
+    "zero 3": (3, dict(world=4, parallel={"zero": 3}), 0.002),
+    "llama": (0, dict(world=2, model=LLAMA), 0.002),
+    "small vocabulary": (0, dict(world=2, model={"vocab_size": 100}), 0.01),
+    "tensor": (1, dict(world=4, parallel={"tensor": 2}), 0.002),
+    "tensor and sequence": (0, dict(world=4, parallel={"tensor": 2, "sequence": True}), 0.01),
+    "full recompute": (0, dict(world=2, recompute={"mode": "full"}), 0.005),
+    "selective recompute": (0, dict(world=2, recompute={"mode": "selective", "modules": ["attention", "mlp"]}), 0.005),
+    "attention dropout": (0, dict(world=2, model={"attention_dropout": 0.1}), 0.01),
+    "1f1b, first": (0, dict(world=2, parallel={"pipeline": 2}, batch=PIPED), 0.01),
+    "1f1b, last": (1, dict(world=2, parallel={"pipeline": 2}, batch=PIPED), 0.01),
+    "gpipe": (1, dict(world=2, parallel={"pipeline": 2, "pipeline_schedule": "gpipe"}, batch=PIPED), 0.01),
+    "interleaved": (0, dict(world=2, parallel={
+        "pipeline": 2, "pipeline_schedule": "interleaved", "virtual": 2}, batch=PIPED), 0.01),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_against_a_rehearsal(name):
+    from steelyard.train.rehearse import beside_prediction
+
+    rank, given, limit = LAYOUTS[name]
+    found = beside_prediction(make_run(**given), rank)["bytes"]
+    # Adam's count of updates is 4 bytes a tensor beside the moments
+    assert found["master"]["error"] == 0 and found["optimizer"]["error"] == 0
+    assert abs(found["steady"]["error"]) < 0.001
+    assert abs(found["peak"]["error"]) < limit
+    assert abs(found["peak_first_step"]["error"]) < 1.5 * limit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "rank"), [(64, 0), (64, 63), (512, 0), (512, 448)])
+def test_large_worlds(world, rank):
+    from steelyard.train.rehearse import beside_prediction
+
+    wide = {"num_layers": 16, "hidden_size": 2048, "num_attention_heads": 16, "seq_length": 2048, "vocab_size": 50257}
+    layout = {"tensor": 4 if world == 64 else 8, "pipeline": 4 if world == 64 else 8}
+    run = make_run(world, wide, {"micro_batch_size": 1, "accumulation": 16}, parallel=layout)
+    found = beside_prediction(run, rank)["bytes"]
+    assert found["master"]["error"] == found["optimizer"]["error"] == 0
+    assert abs(found["peak"]["error"]) < 0.01
+
+
+def test_classes_add_up_to_the_world():
+    for given in (
+        dict(world=8),
+        dict(world=8, parallel={"tensor": 2, "pipeline": 2}),
+        dict(world=8, parallel={"zero": 3}),
+    ):
+        run = make_run(**given)
+        assert sum(memory.count for memory in engine.ranks(run)) == 8
+
+
+def test_shards_add_up_to_the_whole():
+    run = make_run(8, {"hidden_size": 264, "ffn_hidden_size": 100}, parallel={"zero": 3})
+    from steelyard.predict import parameters
+
+    held = parameters.rank_tensors(run.model, run.parallel, 0)
+    assert sum(engine.shard_numel(held, run, index) for index in range(8)) == parameters.unique(run.model)
+
+
+@pytest.mark.parametrize("pipeline", [1, 2])
+def test_peak_is_flat_in_the_accumulation(pipeline):
+    """Field report C04. The schedule's own buffers grow with the micro-batches, activations do not."""
+    peaks = []
+    for accumulation in (2, 4, 8, 16):
+        batch = {"micro_batch_size": 1, "accumulation": accumulation}
+        memory = engine.ranks(make_run(2, batch=batch, parallel={"pipeline": pipeline}))[0]
+        peaks.append(sum(v for k, v in memory.at_peak.terms.items() if k.startswith("activations")))
+    assert peaks[1:] == peaks[1:2] * 3
+
+
+def test_every_byte_is_named():
+    """Field report C03: states, activations, logits, communication, each apart; what is not modelled is said."""
+    run = make_run(8, parallel={"zero": 3})
+    memory = engine.ranks(run)[0]
+    at_peak = memory.at_peak
+    assert memory.peak == at_peak.states.total + sum(at_peak.terms.values())
+    assert {"activations.mlp", "activations.attention", "logits", "loss.gradients", "communication"} <= set(
+        at_peak.terms
+    )
+    assert memory.steady <= memory.peak <= reserved(memory)
+
+
+def test_a_run_checks_itself():
+    run = make_run(8)
+    memory = engine.ranks(run)[0]
+    good = check(run, {"allocated": memory.steady, "allocated_peak": memory.peak_first_step, "rss": 1})
+    assert [(entry.kind, entry.term) for entry in good] == [("allocated", ""), ("allocated_peak", "")]
+    logits = memory.at_peak.terms["logits"]
+    bad = check(run, {"allocated_peak": memory.peak_first_step - logits})
+    assert bad[0].term == "logits" and "look at logits" in str(bad[0])
+
+
+def test_a_thousand_ranks_at_once():
+    """Under 50 ms; the fastest of five, since whatever else the machine does only adds to it."""
+    import time
+
+    run = make_run(1024, {"num_layers": 96, "hidden_size": 12288, "num_attention_heads": 96, "seq_length": 2048},
+                   {"micro_batch_size": 1, "accumulation": 192}, parallel={"tensor": 8, "pipeline": 16})  # fmt: skip
+    taken = []
+    for _ in range(5):
+        began = time.perf_counter()
+        assert sum(memory.count for memory in engine.ranks(run)) == 1024
+        taken.append(time.perf_counter() - began)
+    assert min(taken) < 0.05
