@@ -270,6 +270,20 @@ OTHERS = {
         "    optim/total grad norm=3.210\n    optim/LR (group 0)=2.00E-06\n    throughput/device/TPS=26,668\n    throughput/device/BPS=0.5000",
         "OLMo-core", {"step": 2, "loss": 11.43, "grad_norm": 3.21, "learning_rate": 2e-6, "seconds": 2.0},
     ),
+    "DeepSpeed pipeline": (
+        "[2021-06-10 20:47:52,226] [INFO] [engine.py:134:__init__] RANK=0 STAGE=0 LAYERS=7 [0, 7) STAGE_PARAMS=917757952 (917.758M) TOTAL_PARAMS=52453507072 (52453.507M) UNIQUE_PARAMS=52004716544 (52004.717M)\n"
+        "steps: 1 loss: 12.7902 iter time (s): 150.471 samples/sec: 6.805",
+        "DeepSpeed", {"step": 1, "samples": 1024, "loss": 12.7902, "batch_size": 1024, "seconds": 150.471},
+    ),
+    "DeepSpeed": (
+        "[2024-12-20 03:11:00,312] [INFO] [logging.py:96:log_dist] [Rank 0] step=10, skipped=2, lr=[6e-05, 6e-05], mom=[(0.9, 0.95), (0.9, 0.95)]",
+        "DeepSpeed", {"step": 10, "learning_rate": 6e-5},
+    ),
+    "LLM-Foundry": (
+        "[batch=366/48000]:\n\t Train time/batch: 365\n\t Train time/sample: 93440\n\t Train time/token: 382730240\n"
+        "\t Train memory/peak_allocated_mem: 44.6420\n\t Train loss/train/total: 10.3750\n",
+        "Composer / LLM-Foundry", {"step": 366, "samples": 93696, "tokens": 383778816, "loss": 10.375},
+    ),
     "LiBai": (
         "[08/10 11:20:31 lb.utils.events]:  eta: 0:02:00  iteration: 99/220  consumed_samples: 3200  total_loss: 9.712  "
         "time: 1.6886 s/iter  data_time: 0.0012 s/iter total_throughput: 18.95 samples/s lr: 1.50e-04  ",
@@ -285,6 +299,49 @@ def test_lines_of_others(read, name):
     record = read(text + "\n")
     assert record.framework == framework
     assert row(record) == expected
+
+
+def test_torchtitan_configuration_of_many_lines(read):
+    text = """[rank0]:[titan] 2025-11-03 10:00:00,000 - root - INFO - Running with configs: {
+[rank0]:  "model": {"name": "llama3", "flavor": "8B"},
+[rank0]:  "optimizer": {"name": "AdamW", "lr": 0.0003, "beta1": 0.9, "beta2": 0.95, "eps": 1e-08, "weight_decay": 0.1},
+[rank0]:  "lr_scheduler": {"warmup_steps": 200, "decay_type": "cosine", "min_lr_factor": 0.1},
+[rank0]:  "training": {"local_batch_size": 2, "seq_len": 8192, "max_norm": 1.0, "steps": 1000, "mixed_precision_param": "bfloat16"},
+[rank0]:  "parallelism": {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 1, "context_parallel_degree": 1},
+[rank0]:  "activation_checkpoint": {"mode": "full"}
+[rank0]:}
+[rank0]:[titan] 2025-11-03 10:00:01,000 - root - INFO - Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=4, cp=1, tp=2, ep=1
+[rank0]:[titan] 2025-11-03 10:00:02,000 - root - INFO - Trainer is initialized with local batch size 2, global batch size 8, gradient accumulation steps 1, sequence length 8192, total steps 1000 (warmup 200)
+[rank0]:[titan] 2025-11-03 10:01:00,000 - root - INFO - step: 10  loss:  9.12345  grad_norm:  1.2500  memory: 40.00GiB(50.00%)  tps: 4,096  tflops: 200.00  mfu: 20.00%
+"""
+    record = read(text)
+    config = record.config
+    assert (config["parallel"]["tensor"], config["parallel"]["data"], config["parallel"]["zero"]) == (2, 4, 3)
+    assert config["recompute"] == {"mode": "full"} and config["learning_rate"]["minimum"] == pytest.approx(3e-5)
+    assert config["batch"] == {"micro_batch_size": 2, "global_batch_size": 8, "accumulation": 1}
+    assert record.steps[0].tokens_per_second == 4096 * 8
+    assert record.steps[0].seconds == pytest.approx(8 * 8192 / (4096 * 8))
+    assert record.sources["recompute.mode"].endswith(":1")
+
+
+def test_libai_reads_the_configuration_beside_its_log(read, tmp_path):
+    (tmp_path / "config.yaml").write_text("""train:
+  train_micro_batch_size: 8
+  zero_optimization:
+    enabled: true
+    stage: 2
+  activation_checkpoint: {enabled: false}
+  dist:
+    tensor_parallel_size: 2
+model:
+  cfg:
+    hidden_layers: 24
+    hidden_size: 1024
+""")
+    record = read(OTHERS["LiBai"][0], "log.txt")
+    assert record.config["parallel"]["zero"] == 2  # in no argument and no line of the log
+    assert record.sources["parallel.zero"] == f"{tmp_path / 'config.yaml'}:5"
+    assert (record.config["model"]["num_layers"], record.config["parallel"]["tensor"]) == (24, 2)
 
 
 def test_placeholders_are_not_data(read):

@@ -15,7 +15,7 @@ from steelyard.spec.errors import error
 # Of two that know a log equally well the first reads it.
 FOLDERS = (
     "megatron", "megatron_deepspeed", "libai", "gpt_neox", "torchtitan", "nanotron", "nanogpt", "llm_c", "lingua",
-    "huggingface", "maxtext", "olmo_core", "litgpt", "nanochat",
+    "huggingface", "maxtext", "olmo_core", "litgpt", "nanochat", "llm_foundry", "deepspeed",
 )  # fmt: skip
 SILENCE = 3000  # lines without a new kind of mark after which the answer will not change
 # what stands in a folder that another framework left, best source first

@@ -5,6 +5,8 @@ import re
 from steelyard.frameworks.lines import number
 from steelyard.frameworks.reading import GIB, Reading
 
+NAME = "DeepSpeed"
+
 STAGE = re.compile(
     r"RANK=(\d{1,7}) STAGE=(\d{1,5}) LAYERS=(\d{1,5}) \[(\d{1,5}), (\d{1,5})\)\s*STAGE_PARAMS=(\d{1,18})"
     r"(?: \([\d.]{1,20}M\))?(?:\s*TOTAL_PARAMS=(\d{1,18}) \([\d.]{1,20}M\))?(?:\s*UNIQUE_PARAMS=(\d{1,18}))?"
@@ -20,8 +22,6 @@ STAGED = re.compile(
 STEPS = re.compile(
     r"steps: (\d{1,12}) loss: ([\d.]{1,12}|nan) iter time \(s\): ([\d.]{1,12}) samples/sec: ([\d.]{1,14})"
 )
-
-WORDS = ("RANK=", "config.py", "MA ", "DeepSpeed info", "ZeRO", "zero stage", "steps:")
 
 
 def feed(reading: Reading, line: int, text: str) -> bool:
@@ -63,3 +63,60 @@ def _setting(reading: Reading, line: int, name: str, text: str) -> None:
         reading.default("batch.global_batch_size", int(text), reading.where(line))
     elif name == "train_micro_batch_size_per_gpu" and text.isdigit():
         reading.default("batch.micro_batch_size", int(text), reading.where(line))
+
+
+MARKS = (
+    STEPS,
+    STAGE,
+    VERSION,
+    re.compile(r"\[Rank 0\] step=\d+, skipped=\d+, lr=\["),
+    re.compile(r"SamplesPerSec=[\d.]+"),
+)
+PROGRESS = re.compile(r"\[Rank 0\] step=(\d{1,12}), skipped=(\d{1,12}), lr=\[([\d.e+-]{1,24})")
+TIMER = re.compile(r"global_step=(\d{1,12}), RunningAvgSamplesPerSec=([\d.]{1,24}), CurrSamplesPerSec=([\d.]{1,24})")
+MEMORY = re.compile(r"MemAllocated=([\d.]{1,12})GB, MaxMemAllocated=([\d.]{1,12})GB")
+
+
+class Reader:
+    """Logs with nothing but the engine's lines: `steps: N loss: ...` of its pipeline, else `step=N, skipped=...`."""
+
+    def __init__(self, source: str):
+        self.reading = Reading(NAME, source)
+        self.reading.conventions = {
+            "loss": "last step, mean over its micro-batches",
+            "seconds": "mean over the steps since the line before; the first holds the start-up",
+            "memory": "PyTorch's allocator, GB = 2^30, two digits",
+        }
+        self.skipped = 0
+
+    def feed(self, line: int, text: str) -> None:
+        if "iter time" in text and (found := STEPS.search(text)):
+            self._pipeline(line, found)
+        elif "skipped=" in text and (progress := PROGRESS.search(text)):
+            self._progress(line, progress)
+        elif "SamplesPerSec" in text and (timer := TIMER.search(text)):
+            self.reading.print("samples_per_second", number(timer.group(2)), line)
+            if memory := MEMORY.search(text):
+                values = (number(group) for group in memory.groups())
+                kinds = {k: round(v * GIB) for k, v in zip(("allocated", "allocated_peak"), values, strict=True) if v}
+                self.reading.memory(line, kinds)
+        else:
+            feed(self.reading, line, text)
+
+    def _pipeline(self, line: int, found: re.Match[str]) -> None:
+        step, seconds, rate = int(found.group(1)), number(found.group(3)), number(found.group(4))
+        batch = round(seconds * rate) if seconds and rate else None
+        self.reading.print("samples_per_second", rate, line)
+        known = self.reading.config.get("batch.global_batch_size")
+        if self.reading.steps and self.reading.steps[-1].step == step:
+            return
+        self.reading.step(line, step, loss=number(found.group(2)), seconds=seconds, batch_size=known or batch)
+
+    def _progress(self, line: int, found: re.Match[str]) -> None:
+        step, skipped = int(found.group(1)), int(found.group(2))
+        new, self.skipped = max(0, skipped - self.skipped), skipped
+        if step and not (self.reading.steps and self.reading.steps[-1].step == step):
+            self.reading.step(line, step, learning_rate=number(found.group(3)), skipped=new)
+
+    def finish(self) -> None:
+        """Nothing is held."""

@@ -5,8 +5,9 @@ Source: LiBai `configs/common/train.py`, `configs/common/models/gpt.py`, `libai/
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
-from steelyard.frameworks.lines import number, whole
+from steelyard.frameworks.lines import lines, number, whole
 from steelyard.frameworks.reading import Reading
 
 # LiBai's dotted key -> (our key, kind). `model.cfg.num_layers` became `hidden_layers` on 2022-12-22.
@@ -80,10 +81,18 @@ def complete(reading: Reading) -> None:
         reading.default(key, value, DEFAULT)
 
 
-def yaml_entries(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str, str]]:
+def read_yaml(reading: Reading, path: Path) -> None:
+    """The resolved configuration that LiBai writes beside its log; it has the last word, and alone shows ZeRO."""
+    log, reading.source = reading.source, str(path)
+    for line, key, text in yaml_entries(lines(path)):
+        apply(reading, key, text, line)
+    reading.source = log
+
+
+def yaml_entries(rows: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str, str]]:
     """(line, dotted key, text) of the plain mappings of a config.yaml. Lists and references are passed over."""
     path: list[tuple[int, str]] = []
-    for line, text in lines:
+    for line, text in rows:
         found = ENTRY.match(text.rstrip())
         if found is None:
             continue

@@ -108,6 +108,9 @@ class Reader:
 
     def finish(self) -> None:
         reading = self.reading
+        beside = Path(reading.source).with_name("config.yaml")
+        if beside.is_file():
+            config.read_yaml(reading, beside)
         if reading.steps and (batch := reading.steps[-1].batch_size):
             reading.default("batch.global_batch_size", batch, reading.where(reading.lines[-1]))
         config.complete(reading)

@@ -6,11 +6,12 @@ print a loss of -1. Source: TorchTitan `components/metrics.py`, `train.py`, at 8
 """
 
 import ast
+import json
 import re
 from typing import Any
 
 from steelyard.frameworks import devices
-from steelyard.frameworks.lines import number, rank, whole
+from steelyard.frameworks.lines import PREFIX, number, rank, whole
 from steelyard.frameworks.reading import GIB, Reading
 from steelyard.record.schema import Validation
 
@@ -40,6 +41,10 @@ START = re.compile(
     r"local batch size (\d{1,9}), global batch size (\d{1,9}),(?: gradient accumulation steps (\d{1,9}),)? "
     r"sequence length (\d{1,9}), total steps (\d{1,12})(?: \(warmup (\d{1,12})\))?"
 )
+TOKENS = re.compile(
+    r"initialized with (\d{1,12}) tokens per DP rank, (\d{1,15}) tokens per train step, gradient accumulation steps "
+    r"(\d{1,9}), maximum context length (\d{1,9}), total steps (\d{1,12}) \(warmup (\d{1,12})\)"
+)
 MODEL = re.compile(r"ModelArgs\((.{1,2000})\)")
 PAIR = re.compile(r"(\w{1,40})=([^,()]{1,80})")
 ARGUMENTS = re.compile(r"Running with args: (\{.{1,60000}\})\s*$")
@@ -60,7 +65,8 @@ class Reader:
             "memory": "PyTorch's peak reserved since the line before, GiB, printing rank",
         }
         self.printing: int | None = None
-        self.last = 0
+        self.json: list[str] = []  # the lines of a configuration that is printed over many
+        self.json_line = 0
         self.reading.default("engine.framework", KEY, "the log's format")
 
     def feed(self, line: int, text: str) -> None:
@@ -72,6 +78,8 @@ class Reader:
                 self.reading.validations.append(Validation(int(validation.group(1)), 0, "validation", loss, 0, 0.0))
         elif "batch size" in text and (start := START.search(text)):
             self._start(line, start)
+        elif "tokens per DP rank" in text and (tokens := TOKENS.search(text)):
+            self._tokens(line, tokens)
         elif "ModelArgs(" in text and (shapes := MODEL.search(text)):
             self._shapes(line, shapes.group(1))
         elif "total parameters" in text and (size := SIZE.search(text)):
@@ -86,7 +94,11 @@ class Reader:
         elif "Applied" in text and (checkpointing := CHECKPOINTING.search(text)):
             self.reading.set("recompute.mode", checkpointing.group(1), line)
         elif "Running with args" in text and (arguments := ARGUMENTS.search(text)):
-            self._arguments(line, arguments.group(1))
+            self._arguments(line, _literal(arguments.group(1)))
+        elif "Running with configs: {" in text:
+            self.json, self.json_line = ["{"], line
+        elif self.json:
+            self._gather(text)
 
     def _step(self, line: int, text: str, found: re.Match[str]) -> None:
         printing = rank(text)
@@ -117,7 +129,6 @@ class Reader:
             memory=memory,
             steady=step != 1,
         )
-        self.last = step
 
     def _world(self) -> int | None:
         config = self.reading.config
@@ -142,6 +153,19 @@ class Reader:
             self.reading.default(
                 "parallel.data", batch // (micro * (accumulation or 1)), "global / (local x accumulation)"
             )
+
+    def _tokens(self, line: int, found: re.Match[str]) -> None:
+        """The same from August 2026 on, in tokens."""
+        rank_tokens, step_tokens, accumulation, sequence, steps, warmup = map(int, found.groups())
+        keys = {"batch.accumulation": accumulation, "model.seq_length": sequence, "length.steps": steps,
+                "learning_rate.warmup_steps": warmup}  # fmt: skip
+        if sequence and not step_tokens % sequence and not rank_tokens % sequence:
+            keys |= {
+                "batch.global_batch_size": step_tokens // sequence,
+                "batch.micro_batch_size": rank_tokens // sequence,
+            }
+        for key, value in keys.items():
+            self.reading.set(key, value, line)
 
     def _shapes(self, line: int, text: str) -> None:
         given = {key: value.strip(" '\"") for key, value in PAIR.findall(text)}
@@ -182,35 +206,68 @@ class Reader:
         if sizes.get("dp_shard", 1) > 1:
             self.reading.set("parallel.zero", 3, line)
 
-    def _arguments(self, line: int, text: str) -> None:
-        try:
-            table = ast.literal_eval(text)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
+    def _gather(self, text: str) -> None:
+        """The next line of `Running with configs`, which ends with a brace in the first column."""
+        body = PREFIX.sub("", text, count=1)
+        self.json.append(body)
+        if body.rstrip() == "}" or len(self.json) > 3000:
+            try:
+                table = json.loads("\n".join(self.json))
+            except (ValueError, RecursionError):
+                table = {}
+            self.json = []
+            self._arguments(self.json_line, table if isinstance(table, dict) else {})
+
+    def _arguments(self, line: int, table: dict[str, Any]) -> None:
+        """The job's configuration; sections moved in 2025, so each key is looked for where it ever stood."""
+        training, optimizer, schedule = (_table(table, name) for name in ("training", "optimizer", "lr_scheduler"))
+        if not training:
             return
-        if not isinstance(table, dict):
+        if not schedule:  # January 2025
+            self.reading.conventions["loss"] = "mean over the steps since the line before"
+        set_ = self.reading.set
+        set_("learning_rate.peak", _float(optimizer.get("lr")), line)
+        set_("optimizer.clip_grad", _float(training.get("max_norm")), line)
+        set_("length.steps", _count(training.get("steps")), line)
+        warmup = schedule.get("warmup_steps", training.get("warmup_steps"))
+        set_("learning_rate.warmup_steps", warmup if isinstance(warmup, int) else None, line)
+        set_("batch.micro_batch_size", _count(training.get("local_batch_size", training.get("batch_size"))), line)
+        set_("model.seq_length", _count(training.get("seq_len")), line)
+        set_("precision.compute", _DTYPES.get(str(training.get("mixed_precision_param"))), line)
+        set_("precision.gradients", _DTYPES.get(str(training.get("mixed_precision_reduce"))), line)
+        compiled = training.get("compile", _table(table, "compile").get("enable"))
+        set_("parallel.compile", compiled if isinstance(compiled, bool) else None, line)
+        set_("data.train", [training["dataset"]] if isinstance(training.get("dataset"), str) else None, line)
+        self._optimizer(line, optimizer, schedule)
+        self._recompute(line, _table(table, "activation_checkpoint"))
+        layout = _table(table, "parallelism") or {**training, **_table(table, "experimental")}
+        for axis in ("tensor", "pipeline", "context"):
+            set_(f"parallel.{axis}", _count(layout.get(f"{axis}_parallel_degree")), line)
+
+    def _optimizer(self, line: int, optimizer: dict[str, Any], schedule: dict[str, Any]) -> None:
+        if optimizer.get("name") != "AdamW":
             return
-        training, optimizer = _table(table, "training"), _table(table, "optimizer")
-        self.reading.conventions["loss"] = "mean over the steps since the line before"  # this line is of January 2025
-        self.reading.set("learning_rate.peak", _float(optimizer.get("lr")), line)
-        self.reading.set("optimizer.clip_grad", _float(training.get("max_norm")), line)
-        self.reading.set("length.steps", training.get("steps"), line)
-        if optimizer.get("name") == "AdamW":
-            self.reading.set("optimizer.name", "adamw", line)
-            self.reading.default("optimizer.betas", [0.9, 0.95], OLD_BETAS)
-            self.reading.default("optimizer.weight_decay", 0.1, OLD_BETAS)
-        self.reading.set("precision.compute", _DTYPES.get(str(training.get("mixed_precision_param"))), line)
-        self.reading.set("precision.gradients", _DTYPES.get(str(training.get("mixed_precision_reduce"))), line)
-        self.reading.set("parallel.compile", training.get("compile"), line)
-        checkpointing = _table(table, "activation_checkpoint")
-        if checkpointing.get("mode") in ("none", "full", "selective"):
-            self.reading.set("recompute.mode", checkpointing["mode"], line)
-            option = str(checkpointing.get("selective_ac_option", ""))
-            if checkpointing["mode"] == "selective" and option.isdigit():
+        self.reading.set("optimizer.name", "adamw", line)
+        betas = [_float(optimizer.get(name)) for name in ("beta1", "beta2")]
+        if None not in betas:
+            self.reading.set("optimizer.betas", betas, line)
+        self.reading.set("optimizer.eps", _float(optimizer.get("eps")), line)
+        self.reading.set("optimizer.weight_decay", _float(optimizer.get("weight_decay")), line)
+        self.reading.default("optimizer.betas", [0.9, 0.95], OLD_BETAS)
+        self.reading.default("optimizer.weight_decay", 0.1, OLD_BETAS)
+        decay = schedule.get("decay_type") if schedule else "linear"
+        if decay in ("linear", "cosine"):
+            self.reading.set("learning_rate.decay", decay, line)
+        peak, factor = self.reading.config.get("learning_rate.peak"), _float(schedule.get("min_lr_factor", 0.0))
+        if peak is not None and factor is not None:
+            self.reading.set("learning_rate.minimum", factor * peak, line)
+
+    def _recompute(self, line: int, table: dict[str, Any]) -> None:
+        if table.get("mode") in ("none", "full", "selective"):
+            self.reading.set("recompute.mode", table["mode"], line)
+            option = str(table.get("selective_ac_option", ""))
+            if table["mode"] == "selective" and option.isdigit():
                 self.reading.set("recompute.every", int(option), line)
-        self.reading.set("parallel.pipeline", _table(table, "experimental").get("pipeline_parallel_degree"), line)
-        self.reading.set("data.train", [training["dataset"]] if training.get("dataset") else None, line)
-        self.reading.set("learning_rate.decay", "linear", why="TorchTitan's schedule of January 2025")
-        self.reading.set("learning_rate.minimum", 0.0, why="TorchTitan's schedule of January 2025")
 
     def finish(self) -> None:
         for axis in ("tensor", "pipeline", "context"):
@@ -224,6 +281,18 @@ _DTYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
 def _table(table: dict[str, Any], name: str) -> dict[str, Any]:
     found = table.get(name)
     return found if isinstance(found, dict) else {}
+
+
+def _literal(text: str) -> dict[str, Any]:
+    try:
+        table = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return {}
+    return table if isinstance(table, dict) else {}
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def _float(value: Any) -> float | None:
