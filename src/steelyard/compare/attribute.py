@@ -21,8 +21,9 @@ from steelyard.spec.run import Run
 
 MOST_GROUPS = 7  # 2^7 configurations are predicted; more differences than that make no one culprit
 FRAMEWORK, MOMENT = "framework", "moment"
-# PyTorch's caching allocator holds more than the tensors' peak: reserved / allocated peak in the median of five logs of
-# Megatron-LM and Megatron-DeepSpeed of 2021 (401 ranks, 1.06 to 1.40). OneFlow, LiBai's engine, plans its memory.
+# With full recomputation PyTorch's caching allocator holds more than the tensors' peak, because sizes mix: reserved /
+# allocated peak in the median of five logs of Megatron-LM and Megatron-DeepSpeed of 2021, which all recompute (401
+# ranks, 1.06 to 1.40). Saved activations are of few sizes and fill it well. OneFlow, LiBai's engine, plans its memory.
 CACHED = 1.19
 CACHING = ("megatron", "megatron_deepspeed", "deepspeed")
 FIRST_STEP = "before the first update"
@@ -115,7 +116,9 @@ def predicted_bytes(one: Side, kind: str, changes: Mapping[str, Any] | None = No
     """The same with what the allocator holds beyond the tensors, for the kinds that contain it. The context of the
     device is left out: two runs on equal devices have equal ones."""
     found = tensor_bytes(one, kind, changes, early)
-    if found is None or kind not in ("device", "reserved", "reserved_peak") or one.framework not in CACHING:
+    recompute = (changes or {}).get("recompute.mode", one.value("recompute.mode"))
+    held = kind in ("device", "reserved", "reserved_peak") and one.framework in CACHING and recompute == "full"
+    if found is None or not held:
         return found
     return round(found * CACHED)
 

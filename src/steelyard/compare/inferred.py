@@ -49,28 +49,30 @@ def _zero(one: Side) -> tuple[Side, list[Inference]]:
     if "parallel.zero" in one.known or kind is None:
         return one, []
     measured = one.record.memory[kind]
-    whole = attribute.tensor_bytes(one, kind, {"parallel.zero": 0})
-    if whole is None or not isinstance(data, int) or data < 2 or whole * SLACK <= measured:
-        return one, []
-    early = attribute.tensor_bytes(one, kind, {"parallel.zero": 0}, early=True)
-    if early is None or early <= measured:
+    room = measured - (_context(one) or 0 if kind == "device" else 0)
+    whole, early = (attribute.tensor_bytes(one, kind, {"parallel.zero": 0}, early) for early in (False, True))
+    if whole is None or early is None or not isinstance(data, int) or data < 2 or min(whole * SLACK, early) <= room:
         return one, []
     predicted = {z: attribute.tensor_bytes(one, kind, {"parallel.zero": z}) or 0 for z in (1, 2)}
-    room = _context(one) if kind == "device" else 0
-    fits = [z for z, size in predicted.items() if (size + room) * SLACK <= measured]
-    stage = fits[0] if fits else 2
+    least = (_context(one) or _least_context()) if kind == "device" else 0
+    fits = [z for z, size in predicted.items() if (size + least) * SLACK <= measured] or [2]
+    stages = " or ".join(f"stage {z} ({_mib(predicted[z])} of tensors)" for z in fits)
     text = (
-        f"{_mib(measured)} ({kind}) is below the {_mib(whole)} that unsharded Adam needs here, so ZeRO was on; stage "
-        f"{stage} comes to {_mib(predicted[stage])} without the device's context"
+        f"{_mib(measured)} ({kind}) is below the {_mib(whole)} that unsharded Adam needs here, so ZeRO was on: {stages}"
     )
-    one = one.with_known("parallel.zero", stage, "inferred from the memory")
-    return one, [Inference(one.name, text, "parallel.zero", stage)]
+    one = one.with_known("parallel.zero", fits[0], "inferred from the memory")
+    return one, [Inference(one.name, text, "parallel.zero", fits[0])]
 
 
-def _context(one: Side) -> int:
-    """Bytes of an idle process on the device: of its chip, or the least of any chip where that is not known."""
-    known = {name: chip.context_bytes for name, chip in hardware.chips().items() if chip.context_bytes}
-    return known.get(str(one.value("hardware.chip")), min(known.values()))
+def _context(one: Side) -> int | None:
+    """Bytes of an idle process on the run's chip; None where they are not known."""
+    chip = hardware.chips().get(str(one.value("hardware.chip")))
+    return chip.context_bytes if chip else None
+
+
+def _least_context() -> int:
+    """The smallest of any chip."""
+    return min(chip.context_bytes for chip in hardware.chips().values() if chip.context_bytes)
 
 
 def _moment(one: Side) -> tuple[Side, list[Inference]]:
