@@ -131,7 +131,9 @@ def _memory_verdict(
         return Verdict("no_data", f"{lacking} {'has' if len(lacking) == 1 else 'have'} no memory figure")
     if kind is None:
         kinds = [", ".join(one.record.memory) for one in (a, b)]
-        return Verdict("not_comparable", f"A has {kinds[0]}, B has {kinds[1]}: different kinds of memory never mix")
+        return Verdict(
+            "not_comparable", f"{a.name} has {kinds[0]}, {b.name} has {kinds[1]}: different kinds of memory never mix"
+        )
     knobs = tuple(d.knob.key for d in found if d.knob.memory == 2)
     minor = tuple(d.knob.key for d in found if d.knob.memory == 1)
     moments = a.value("memory.moment") != b.value("memory.moment")
@@ -151,7 +153,7 @@ def _memory_verdict(
 
 
 def _memory_json(a: Side, b: Side, kind: str | None, explained: Explained | None) -> dict[str, Any]:
-    sides = {one.name.lower(): dict(one.record.memory) for one in (a, b)}
+    sides = {name: dict(one.record.memory) for name, one in (("a", a), ("b", b))}
     if kind is None:
         return {"kind": None, **sides, "gap_bytes": None, "explained": {}, "unexplained_bytes": None, "model": None}
     gap = b.record.memory[kind] - a.record.memory[kind]
@@ -164,7 +166,7 @@ def _memory_json(a: Side, b: Side, kind: str | None, explained: Explained | None
         "explained": {_lead(name): share for name, share in shares.items()},
         "unexplained_bytes": gap - sum(shares.values()) if explained else None,
         "model": explained.model if explained else None,
-        "ranks": {one.name.lower(): _ranks(one, kind) for one in (a, b)},
+        "ranks": {name: _ranks(one, kind) for name, one in (("a", a), ("b", b))},
     }
 
 
@@ -214,7 +216,7 @@ def _speed_verdict(a: Side, b: Side, found: list[Difference], missing: list[dict
 
 
 def _speed_json(a: Side, b: Side) -> dict[str, Any]:
-    sides = {one.name.lower(): _rates(one) for one in (a, b)}
+    sides = {name: _rates(one) for name, one in (("a", a), ("b", b))}
     left, right = (align.speed(one).samples_per_second for one in (a, b))
     return {
         **sides,
@@ -291,9 +293,9 @@ def _loss_json(a: Side, b: Side, axis: str, points: list[Point]) -> dict[str, An
         "first_divergence": _point(parted, axis),
         "first_difference": _point(differ, axis),
         "last_common": _point(points[-1] if points else None, axis),
-        "restarts": {one.name.lower(): _seams(one) for one in (a, b)},
-        "not_finite": {one.name.lower(): sum(1 for s in one.record.steps if s.nan) for one in (a, b)},
-        "conventions": {one.name.lower(): one.record.conventions.get("loss") for one in (a, b)},
+        "restarts": {name: _seams(one) for name, one in (("a", a), ("b", b))},
+        "not_finite": {name: sum(1 for s in one.record.steps if s.nan) for name, one in (("a", a), ("b", b))},
+        "conventions": {name: one.record.conventions.get("loss") for name, one in (("a", a), ("b", b))},
     }
 
 

@@ -93,7 +93,8 @@ def _differences(one: Comparison, most: int = 12) -> Iterator[str]:
         yield "no known setting differs"
         return
     yield ""
-    yield f"{'differs':<28}{'A':>14}{'B':>14}{'memory':>14}{'step':>10}   where A says it"
+    a, b = one.a.name, one.b.name
+    yield f"{'differs':<28}{a:>14}{b:>14}{'memory':>14}{'step':>10}   where {a} says it"
     for d in one.differences[:most]:
         step = f"{d.effect.seconds:+.3g} s" if d.effect.seconds else ""
         yield (
@@ -124,7 +125,7 @@ def _details(one: Comparison) -> Iterator[str]:
         yield from _block("" if number else "inferred", f"{found.side}: {found.text}", 2)
     yield from _block("change", _change(one), 3) if one.smallest_change else ()
     if one.unknown:
-        yield from _block("unknown", ", ".join(_unknown(u) for u in one.unknown), 2)
+        yield from _block("unknown", ", ".join(_unknown(u, _names(one)) for u in one.unknown), 2)
     yield from _block("same", _same(one), 2)
     for number, note in enumerate(_notes(one)[:3]):
         yield from _block("" if number else "note", note, 2)
@@ -135,7 +136,7 @@ def _memory(one: Comparison) -> str:
     if kind is None:
         return ""
     a, b = memory["a"][kind], memory["b"][kind]
-    text = f"{kind}: A {_mib(a)}, B {_mib(b)}, gap {_mib(memory['gap_bytes'], True)}"
+    text = f"{kind}: {one.a.name} {_mib(a)}, {one.b.name} {_mib(b)}, gap {_mib(memory['gap_bytes'], True)}"
     if not memory["explained"]:
         return text
     parts = ", ".join(f"{name} {_mib(size, True)}" for name, size in memory["explained"].items() if size)
@@ -147,8 +148,7 @@ def _memory(one: Comparison) -> str:
 
 def _speed(one: Comparison) -> str:
     parts = []
-    for side in (one.a, one.b):
-        rates = one.speed[side.name.lower()]
+    for side, rates in ((one.a, one.speed["a"]), (one.b, one.speed["b"])):
         known = [
             f"{rates[name]:,.{digits}f} {unit}"
             for name, digits, unit in (
@@ -178,21 +178,29 @@ def _loss(one: Comparison) -> str:
         if parted["step_a"] == parted["step_b"]
         else f"steps {parted['step_a']:,}, {parted['step_b']:,}"
     )
-    return f"{text}; first divergence at {steps}: A {parted['a']:g}, B {parted['b']:g}"
+    return f"{text}; first divergence at {steps}: {one.a.name} {parted['a']:g}, {one.b.name} {parted['b']:g}"
 
 
-def _change(one: Comparison) -> str:
+def _change(one: Comparison, most: int = 6) -> str:
+    """The smallest change that makes the two comparable; of many settings only the names."""
+    a, b = one.a.name, one.b.name
     changes = [c for c in one.smallest_change if "do" not in c]
-    words = [f"{c['knob']} = {_plain(c['b'])}" for c in changes]
-    back = [f"{c['knob']} = {_plain(c['a'])}" for c in changes]
-    text = f"A with {', '.join(words)}; or B with {', '.join(back)}" if changes else ""
+    if len(changes) > most:
+        text = f"{a} with {b}'s, or {b} with {a}'s: {', '.join(c['knob'] for c in changes)}"
+    else:
+        words, back = ([f"{c['knob']} = {_plain(c[side])}" for c in changes] for side in ("b", "a"))
+        text = f"{a} with {', '.join(words)}; or {b} with {', '.join(back)}" if changes else ""
     more = "; ".join(c["do"] for c in one.smallest_change if "do" in c)
-    return "; ".join(part for part in (text, more) if part)
+    return "; ".join(part for part in (more, text) if part)
 
 
-def _unknown(entry: dict[str, Any]) -> str:
-    known = [f"{name.upper()} {_plain(entry[name])}" for name in ("a", "b") if entry[name] is not None]
+def _unknown(entry: dict[str, Any], names: dict[str, str]) -> str:
+    known = [f"{name} {_plain(entry[key])}" for key, name in names.items() if entry[key] is not None]
     return f"{entry['knob']} ({', '.join(known)})" if known else entry["knob"]
+
+
+def _names(one: Comparison) -> dict[str, str]:
+    return {"a": one.a.name, "b": one.b.name}
 
 
 def _same(one: Comparison) -> str:
@@ -222,12 +230,16 @@ def markdown(one: Comparison) -> str:
     rows += ["", "| | verdict | why |", "|---|---|---|"]
     rows += [f"| {name} | **{WORDS[v.word]}** | {_escaped(v.why)} |" for name, v in one.verdict.items()]
     if one.differences:
-        rows += ["", "| differs | A | B | memory | where A, B say it |", "|---|---|---|--:|---|"]
+        rows += ["", f"| differs | {one.a.name} | {one.b.name} | memory | where they say it |", "|---|---|---|--:|---|"]
         rows += [_markdown_row(d) for d in one.differences]
     rows.append("")
     texts = [("memory", _memory(one)), ("speed", _speed(one)), ("loss", _loss(one))]
     texts += [("inferred", f"{i.side}: {i.text}") for i in one.inferred]
-    texts += [("change", _change(one)), ("unknown", ", ".join(map(_unknown, one.unknown))), ("same", _same(one))]
+    texts += [
+        ("change", _change(one)),
+        ("unknown", ", ".join(_unknown(u, _names(one)) for u in one.unknown)),
+        ("same", _same(one)),
+    ]
     texts += [("note", note) for note in _notes(one)]
     rows += [f"- **{title}**: {_escaped(text)}" for title, text in texts if text]
     return "\n".join(rows)
@@ -266,7 +278,7 @@ def _sections(one: Comparison) -> Iterator[str]:
     yield _table(("", "", "why"), ((name, WORDS[v.word], v.why) for name, v in one.verdict.items()))
     yield "<h2>What differs</h2>"
     yield _table(
-        ("", "A", "B", "memory", "seconds a step", "loss", "A says it in", "B says it in"),
+        ("", one.a.name, one.b.name, "memory", "seconds a step", "loss", "said in", "and in"),
         map(_html_row, one.differences),
     )
     texts = [("memory", _memory(one)), ("speed", _speed(one)), ("loss", _loss(one)), ("change", _change(one))]
@@ -279,7 +291,9 @@ def _sections(one: Comparison) -> Iterator[str]:
     yield "<h2>The same in both</h2>"
     yield _table(("", ""), ((key, _plain(value)) for key, value in one.same.items()))
     yield "<h2>Not known</h2>"
-    yield _table(("", "A", "B"), ((u["knob"], _or_unknown(u["a"]), _or_unknown(u["b"])) for u in one.unknown))
+    yield _table(
+        ("", one.a.name, one.b.name), ((u["knob"], _or_unknown(u["a"]), _or_unknown(u["b"])) for u in one.unknown)
+    )
     yield "<h2>Notes</h2>"
     yield _table(("",), ((note,) for note in _notes(one)))
 
