@@ -78,7 +78,7 @@ def test_four_numbers_and_unknown(run_file):
 
 def test_does_not_fit_and_what_would(run_file):
     """Ranked by cost in FLOPs; every one of them fits and is a single change."""
-    text = plan(run_file, "--world", "8", "hardware.chip=V100-SXM2-16GB")
+    text = plan(run_file, "--world", "8", "hardware.chip=V100-SXM2-16GB", code=1)
     assert "does NOT fit on V100-SXM2-16GB" in text and "would fit" in text
     run = resolve({
         "model": {"num_layers": 24, "hidden_size": 2048, "num_attention_heads": 16}, "precision": {"compute": "bf16"},

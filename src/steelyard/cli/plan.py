@@ -74,16 +74,20 @@ def plan(
     if counts:
         reported = sheet.as_reported(run, counts)
         print(sheet.dumps(reported) if json else terminal.as_framework(planned, reported))
-    elif json:
+        return
+    too_large = planned["memory"] is not None and planned["memory"]["fits"] is False
+    if json:
         print(sheet.dumps(planned))
     else:
         print(terminal.plan(planned))
-        if planned["memory"] and planned["memory"]["fits"] is False:
+        if too_large:
             from steelyard.plan import memory
 
             print(terminal.changes(memory.changes(run)))
         if explain:
             print("\n" + terminal.explained(planned))
+    if too_large:
+        raise typer.Exit(1)
 
 
 def _load(path: Path, overrides: list[str], world: int | None) -> "Loaded":
@@ -96,7 +100,10 @@ def _load(path: Path, overrides: list[str], world: int | None) -> "Loaded":
     if _is_list(path):
         from steelyard.frameworks.megatron import script
 
-        values = script.run_file(script.read(path), overrides)
+        given = script.read(path)
+        if given.unknown:
+            typer.echo(f"note: left out, since nobody here knows them: {', '.join(given.unknown)}", err=True)
+        values = script.run_file(given, overrides)
     elif path.suffix == ".json":
         from steelyard.frameworks.huggingface import config
 

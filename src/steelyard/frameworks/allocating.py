@@ -19,6 +19,9 @@ class Allocations(Protocol):
     def ranks(self, run: Run) -> tuple[Memory, ...]:
         """The memory of every class of equal ranks, pipeline rank outermost, then tensor rank."""
 
+    def assumed(self, run: Run) -> tuple[str, ...]:
+        """What was assumed where the run does not say it, a sentence each."""
+
 
 @cache
 def names() -> tuple[str, ...]:

@@ -29,6 +29,7 @@ def as_json(run: Run, rank: int | None = None) -> dict[str, Any] | None:
         "chip": known.name if known else None,
         "capacity": known.memory_bytes if known else None,
         "fits": fits(found, known),
+        "assumed": list(model.assumed(run)),
         "ranks": [_rank(memory, chip) for memory in found],
         "says": SAYS,
     }

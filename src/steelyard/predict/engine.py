@@ -215,6 +215,11 @@ def masks(run: Run, size: Sizes) -> dict[str, int]:
     return {"masks": run.batch.micro_batch_size * pairs if run.data.reset_attention else 0}
 
 
+def assumed(run: Run) -> tuple[str, ...]:
+    """What was assumed where the run does not say it."""
+    return ()
+
+
 def ranks(run: Run, host: bool = False) -> tuple[Memory, ...]:
     """The memory of every class of equal ranks: pipeline rank outermost, then tensor rank; shards of unequal size are
     apart."""

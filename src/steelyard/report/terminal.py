@@ -153,6 +153,7 @@ def _memory(sheet: Sheet) -> Iterator[str]:
     yield f"[{_bar(parts, max(memory['capacity'] or 0, classes[0][0]['peak']))}]"
     yield " ".join(f"{letter} {name} {parts[name] / GIB:.2f}" for letter, name in BAR if parts[name])
     yield _fits(memory, classes[0][0])
+    yield from memory["assumed"]
 
 
 def _memory_classes(ranks: Sequence[Sheet]) -> list[tuple[Sheet, str, int]]:
@@ -213,7 +214,10 @@ def changes(found: Sequence[Sheet]) -> str:
     """Single changes that would make a run fit."""
     if not found:
         return f"{INDENT}no single change of zero, recompute, micro-batch, tensor or pipeline makes it fit"
-    lines = [f"{c['set']:<28} {c['need'] / GIB:>8.2f} GiB, {c['more_flops']:+.1%} FLOPs" for c in found[:6]]
+    # of each key the smallest change that is enough; the others are in the same order
+    first = {change["set"].partition("=")[0]: change for change in reversed(found)}
+    shown = [change for change in found if change in first.values()]
+    lines = [f"{c['set']:<28} {c['need'] / GIB:>8.2f} GiB, {c['more_flops']:+.1%} FLOPs" for c in shown]
     return "\n".join(_block("would fit", lines))
 
 

@@ -5,6 +5,7 @@ the real engine: its modules, FSDP, pipeline schedules, loss and optimizer. What
 storage. Nothing is read from a value, so no data are needed.
 """
 
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -153,7 +154,9 @@ def fake_world(rank: int, world: int) -> Iterator[None]:
 def rehearse(run: Run, rank: int = 0) -> Rehearsal:
     """Two steps of rank `rank`: the first makes Adam's moments, the second is what every later one is like."""
     with fake_world(rank, run.parallel.world_size):
-        where = SlicedMesh(mesh.build(run.parallel, torch.device("cpu")))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a fake group has no time limit to set
+            where = SlicedMesh(mesh.build(run.parallel, torch.device("cpu")))
         tracker = Tracker()
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         engine = _engine(run, where, mode, tracker)

@@ -50,6 +50,11 @@ def held(count: int, run: Run) -> Held:
     return Held(running, replace(running, gradients=gradients + copies), after, reduce, gather)
 
 
+def assumed(run: Run) -> tuple[str, ...]:
+    """What was assumed where the run does not say it."""
+    return () if run.engine.attention else ("score matrices are kept: no fused attention is named",)
+
+
 def ranks(run: Run) -> tuple[Memory, ...]:
     """One class of equal ranks per tensor rank: this engine has no pipeline."""
     run = megatron.of_2021(run)

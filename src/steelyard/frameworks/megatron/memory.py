@@ -282,6 +282,17 @@ def left(run: Run, size: Sizes, last: bool) -> dict[str, int]:
     return found
 
 
+def assumed(run: Run) -> tuple[str, ...]:
+    """What was assumed where the run does not say it."""
+    found = []
+    if _generation(run) is None and run.engine.version != "2021":
+        spread = (_workspaces(run.engine, HOPPER) - _workspaces(run.engine, HOPPER - 1)) // 2
+        found.append(f"chip unknown: workspaces are {workspaces(run) // MIB} MiB, give or take {spread // MIB}")
+        if run.engine.attention is None:
+            found.append("chip unknown: Transformer Engine is taken to choose flash-attention")
+    return tuple(found)
+
+
 def ranks(run: Run) -> tuple[Memory, ...]:
     """The memory of every class of equal ranks, pipeline rank outermost."""
     parallel = layout(run) or run.parallel

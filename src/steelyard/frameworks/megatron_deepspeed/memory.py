@@ -17,6 +17,11 @@ from steelyard.spec.run import Run
 NAME = "Megatron-DeepSpeed"
 
 
+def assumed(run: Run) -> tuple[str, ...]:
+    """What was assumed where the run does not say it."""
+    return deepspeed.assumed(run)
+
+
 def ranks(run: Run) -> tuple[Memory, ...]:
     """The memory of every class of equal ranks, pipeline rank outermost."""
     run = megatron.of_2021(run)
