@@ -84,7 +84,9 @@ def test_endless_lines(tmp_path):
     path = tmp_path / "endless.log"
     started = time.perf_counter()
     for part in ("iteration 1/2 |" + " a: 1 |" * 40_000, "0: " * 200_000, "|" * 500_000, "[" * 500_000, "step:  " * 100_000,
-                 "{'a': " * 60_000, " ..." * 120_000, "1" * 600_000, "using world size: 1" + ", a" * 100_000):  # fmt: skip
+                 "{'a': " * 60_000, " ..." * 120_000, "1" * 600_000, "using world size: 1" + ", a" * 100_000, "iteration 1/1 |" * 30_000, "{'a" * 100_000,
+                 f"{'-' * 9} arguments {'-' * 9}\n" + "a  " * 90_000, f"{'-' * 9} arguments {'-' * 9}\n a ." + "." * 250_000,
+                 "[batch=1/2]:\n" + " Train a/b: 1" * 20_000, "Running with configs: {\n" + "[" * 200_000):  # fmt: skip
         path.write_text(
             f"{part}\n iteration        1/       2 | consumed samples: 8 | elapsed time per iteration (ms): 1.0 | lm loss: 1.0E+00 |\n"
         )

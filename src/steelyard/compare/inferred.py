@@ -195,7 +195,8 @@ def _counts(one: Side) -> Iterator[Inference]:
             (agreed if printed[name] == ours[name] else apart).append(f"{name} {printed[name]:,}")
     ranks = printed.get("megatron_ranks")
     if isinstance(ranks, dict) and ranks:
-        text = f"{len(ranks)} ranks of {min(ranks.values()):,} to {max(ranks.values()):,}"
+        least, most = min(ranks.values()), max(ranks.values())
+        text = f"{len(ranks)} ranks of {least:,} to {most:,}" if least < most else f"{len(ranks)} x {least:,} on a rank"
         fits = any(all(expected.get(place) == n for place, n in ranks.items()) for expected in _per_rank(run, ours))
         (agreed if fits else apart).append(text)
     if agreed:

@@ -17,6 +17,8 @@ FOLDERS = (
     "megatron", "megatron_deepspeed", "libai", "gpt_neox", "torchtitan", "nanotron", "nanogpt", "llm_c", "lingua",
     "huggingface", "maxtext", "olmo_core", "litgpt", "nanochat", "llm_foundry", "deepspeed",
 )  # fmt: skip
+ARGUMENTS = re.compile(r"\s{0,200}(?:--[a-z]|[\[{]\s{0,200}[\"']--[a-z])")
+TELLING = 2000  # characters of a line in which a mark stands
 SILENCE = 3000  # lines without a new kind of mark after which the answer will not change
 # what stands in a folder that another framework left, best source first
 FILES = ("log.txt", "output.log", "trainer_state.json", "metrics.jsonl", "train.log", "main.log", "metrics.json")
@@ -68,7 +70,7 @@ def read(path: str | Path) -> Record:
             return _run_file(path)
         if (record := _record(head, path)) is not None:
             return record
-        if script.is_list(head.decode("utf-8", errors="replace")):
+        if ARGUMENTS.match(head.decode("utf-8", errors="replace")):
             return _arguments(path)
         return log(path)
     except OSError as failure:
@@ -139,6 +141,7 @@ def recognise(path: Path) -> str:
     seen: dict[str, dict[int, int]] = {name: {} for name in known}
     last = 0
     for number, text in lines(path):
+        text = text[:TELLING]
         if len(text) < 12 and not text.strip():
             continue
         for name, module in known.items():

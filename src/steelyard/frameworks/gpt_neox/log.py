@@ -25,7 +25,7 @@ MARKS = (
     re.compile(r"validation results at iteration \d+ \| lm_loss value"),
     re.compile(r"STAGE_PARAMS=\d+"),
 )
-ENTRY = re.compile(r"^\W{0,12}([a-z_A-Z0-9]{1,60}) \.{2,} (.{1,20000}?)\.*(updated|default)\s*$")
+ENTRY = re.compile(r"^\W{0,12}([a-z_A-Z0-9]{1,60}) \.{2,60} ")
 WORLD = re.compile(r"using world size: (\d{1,9}) and model-parallel size: (\d{1,9})")
 RATE = re.compile(r"samples/sec: ([\d.]{1,16}) \|\s*$")
 TOTAL = re.compile(r"> total params: ([\d,]{1,24})")
@@ -73,8 +73,9 @@ class Reader(megatron.Reader):
         assert self.block is not None
         if "end of arguments" in text:
             self._close_block()
-        elif found := ENTRY.match(text):
-            self.block[found.group(1)] = (found.group(2).rstrip(".").strip(), line)
+        elif (found := ENTRY.match(text)) and text.rstrip().endswith(("updated", "default")):
+            value = text[found.end() :].rstrip().removesuffix("updated").removesuffix("default")
+            self.block[found.group(1)] = (value.rstrip(".").strip(), line)
 
     def _close_block(self) -> None:
         entries, self.block = self.block or {}, None

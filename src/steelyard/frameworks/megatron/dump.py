@@ -14,7 +14,8 @@ from steelyard.spec.errors import UserError
 
 BEGIN = re.compile(r"-{4,}\s?(?:updated )?arguments\s?-{4,}")
 END = re.compile(r"-{4,} end of arguments -{4,}")
-ENTRY = re.compile(r"(?:^|[\s:\]])([A-Za-z_][A-Za-z_0-9]{0,80}) (?:\.{2,} ?| )(\S.{0,20000})?$")
+ENTRY = re.compile(r"(?:^|[\s:\]])([A-Za-z_][A-Za-z_0-9]{0,80}) (?:\.{2,60} ?| )(?=\S|$)")
+ENTRY_WIDTH = 240  # characters in which the name and the dots of an entry end
 ENUM = re.compile(r"[A-Z][A-Za-z]+\.([a-z_]+)")
 # names that state the opposite of their flag
 OPPOSITE = {
@@ -22,7 +23,7 @@ OPPOSITE = {
     "create_attention_mask_in_dataloader": "no-create-attention-mask-in-dataloader",
 }
 POSITIONS = {"absolute": "learned_absolute", "rotary": "rope"}
-VERSIONS = 8  # flags that are set aside before the whole block is given up
+SET_ASIDE = 8  # rounds of taking flags out before the whole block is given up
 
 Entries = dict[str, tuple[str, int]]  # name -> (text, line)
 
@@ -42,6 +43,12 @@ def apply(reading: Reading, entries: Entries) -> None:
             reading.environment[name] = entries[name][0]
     _beside(reading, entries)
     _data(reading, entries)
+
+
+def entry(text: str) -> tuple[str, str] | None:
+    """(name, value) of a line of the block."""
+    found = ENTRY.search(text, 0, ENTRY_WIDTH)
+    return (found.group(1), text[found.end() :].strip()) if found else None
 
 
 def _set(reading: Reading, entries: Entries, key: str, value: Any) -> None:
@@ -99,7 +106,7 @@ def _value(text: str) -> Any:
 def _values(reading: Reading, given: script.Arguments) -> dict[str, Any]:
     """What the arguments say in run-file terms. Flags it cannot say are taken out one by one."""
     known = dict(given.given)
-    for _ in range(VERSIONS):
+    for _ in range(SET_ASIDE):
         try:
             return script.values(script.Arguments(known, dated=given.dated))
         except UserError as failure:

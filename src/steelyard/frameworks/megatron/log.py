@@ -56,6 +56,7 @@ OTHER = re.compile(
 )
 NEXT_FIELD = re.compile(r"\|\s?[A-Za-z][\w \-/()]{2,50}:\s")
 CONTINUATIONS = 12
+STAMP = 64  # characters before a training line that may hold its time
 SOUND = "number of nan iterations:   0 |"
 
 # field names without blanks, hyphens and underscores
@@ -165,7 +166,8 @@ class Reader:
         while found is not None:
             after: re.Match[str] | None = ITERATION.search(text, found.end())
             if after is not None:
-                self._step(line, text[: after.start()], found.start())
+                begin = max(0, found.start() - STAMP)
+                self._step(line, text[begin : after.start()], found.start() - begin)
             elif text.rstrip().endswith("|"):
                 self._step(line, text, found.start())
             else:
@@ -252,8 +254,8 @@ class Reader:
         assert self.block is not None
         if dump.END.search(text):
             self._close_block()
-        elif found := dump.ENTRY.search(text):
-            self.block[found.group(1)] = ((found.group(2) or "").strip(), line)
+        elif found := dump.entry(text):
+            self.block[found[0]] = (found[1], line)
         elif len(self.block) > 4000:
             self._close_block()
 
