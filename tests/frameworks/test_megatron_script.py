@@ -47,6 +47,8 @@ def test_names_of_other_years():
     assert (run.parallel.tensor, run.model.norm_eps) == (2, 1e-6)
     assert (run.recompute.mode, run.recompute.every, run.recompute.shard) == ("full", 2, True)
     assert run.engine.version == "2021" and run.engine.attention == "unfused"
+    newer = run_of({"--use-rotary-position-embeddings": True, "--no-position-embedding": True})
+    assert newer.engine.version == "" and newer.model.position == "rotary"
 
 
 def test_what_megatron_fills_in():
@@ -55,6 +57,8 @@ def test_what_megatron_fills_in():
     assert (run.model.attention_dropout, run.model.hidden_dropout) == (0.1, 0.1)
     assert run.padded_vocab_size == 50304 and run.precision.gradients == "fp32"
     assert run_of({"--tensor-model-parallel-size": 1, "--sequence-parallel": True}).parallel.sequence is False
+    alone = {name: value for name, value in BASE.items() if name != "--global-batch-size"}
+    assert resolve(script.values(script.arguments(alone)), world=8).run.batch.global_batch_size == 16
     half = {name: value for name, value in BASE.items() if name != "--bf16"}
     assert resolve(script.values(script.arguments({**half, "--fp16": True})), world=8).run.precision.gradients == "fp16"
 

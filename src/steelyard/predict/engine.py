@@ -7,11 +7,14 @@ The rehearsal (`steelyard plan --rehearse`) runs the real engine and holds these
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 
 from steelyard.predict import parameters, stages
 from steelyard.predict.memory import Memory, Moment, States, times, total
 from steelyard.predict.parameters import Tensor
+from steelyard.spec.model import Model
+from steelyard.spec.parallel import Parallel
 from steelyard.spec.precision import BYTES
 from steelyard.spec.run import Run
 
@@ -68,23 +71,30 @@ def sizes(run: Run, host: bool = False) -> Sizes:
 # --- states ----------------------------------------------------------------------------------------------------------
 
 
-def shard_numel(held: tuple[Tensor, ...], run: Run, index: int) -> int:
+@lru_cache(maxsize=512)
+def local_shapes(model: Model, parallel: Parallel, pipeline_rank: int) -> dict[tuple[int, ...], int]:
+    """Shape of a tensor on one tensor rank -> how many a pipeline rank has."""
+    held = parameters.rank_tensors(model, parallel, pipeline_rank)
+    return dict(Counter(entry.local_shape(parallel.tensor) for entry in held))
+
+
+def shard_numel(run: Run, pipeline_rank: int, index: int) -> int:
     """Parameters that shard `index` keeps: FSDP cuts dimension 0 of each tensor into blocks of ceil(rows / shards)."""
     parallel = run.parallel
     shards = 1 if parallel.zero == 0 else parallel.shard
     found = 0
-    for shape, count in Counter(entry.local_shape(parallel.tensor) for entry in held).items():
+    for shape, count in local_shapes(run.model, parallel, pipeline_rank).items():
         block = -(-shape[0] // shards)
         found += count * max(0, min(block, shape[0] - index * block)) * prod(shape[1:])
     return found
 
 
-def states(held: tuple[Tensor, ...], run: Run, index: int) -> States:
+def states(run: Run, pipeline_rank: int, index: int) -> States:
     """With FSDP the master weights and moments are shards (W and 2 W bytes a parameter); the weights the network
     computes with are gathered during a step (w P, at zero 3 unit by unit) and gradients live until the update. Without
     it the weights are their own masters."""
     wide = BYTES[run.precision.master]
-    mine = shard_numel(held, run, index)
+    mine = shard_numel(run, pipeline_rank, index)
     if not sharded(run):
         return States(wide * mine, wide * mine, 0, 2 * wide * mine)
     return States(0, wide * mine, wide * mine, 2 * wide * mine)
@@ -225,11 +235,10 @@ def ranks(run: Run, host: bool = False) -> tuple[Memory, ...]:
     apart."""
     found: list[Memory] = []
     for pipeline_rank in range(run.parallel.pipeline):
-        held = parameters.rank_tensors(run.model, run.parallel, pipeline_rank)
         shards = run.parallel.shard if sharded(run) and run.parallel.zero else 1
         classes: dict[int, tuple[int, int]] = {}
         for index in range(shards):
-            numel = shard_numel(held, run, index)
+            numel = shard_numel(run, pipeline_rank, index)
             first, count = classes.get(numel, (index, 0))
             classes[numel] = (first, count + 1)
         for first, count in classes.values():
@@ -242,7 +251,7 @@ def ranks(run: Run, host: bool = False) -> tuple[Memory, ...]:
 def on_rank(run: Run, pipeline_rank: int, index: int, host: bool = False, tensor: int = 0, count: int = 0) -> Memory:
     """The memory of shard `index` on one pipeline rank; `host`: with the kernels of a CPU."""
     held = parameters.rank_tensors(run.model, run.parallel, pipeline_rank)
-    state = states(held, run, index)
+    state = states(run, pipeline_rank, index)
     step = Step(run, pipeline_rank, held, state, host)
     between = States(state.weights, 0, state.master, state.optimizer)  # gradients are a term: they come and go
     moments = tuple(_moment(name, between, terms) for name, terms in step.moments().items())

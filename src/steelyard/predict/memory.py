@@ -9,7 +9,6 @@ Names of terms: `boundary` (hidden states sent or received), `activations.norm`,
 (gradients of activations), `communication`, `masks`, `workspaces`, `batch`.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -101,9 +100,10 @@ def device(memory: Memory, chip: Chip | None) -> int | None:
 
 def total(terms: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Terms of several parts added up by name, without those that are zero."""
-    found: Counter[str] = Counter()
+    found: dict[str, int] = {}
     for part in terms:
-        found.update(part)
+        for name, value in part.items():
+            found[name] = found.get(name, 0) + value
     return {name: value for name, value in found.items() if value}
 
 

@@ -89,7 +89,7 @@ def arguments(given: Sequence[str] | Mapping[str, Any], source: str = "") -> Arg
         if flag is None:
             unknown.append(str(name))
             continue
-        dated = dated or bool(flag.until)
+        dated = dated or "" < flag.until <= "2022"
         found[flag.name] = _typed(flag, value, source)
     return Arguments(found, tuple(unknown), source, dated)
 
@@ -274,6 +274,8 @@ def _batch(given: Arguments) -> dict[str, Any]:
     return {
         "micro_batch_size": given["micro-batch-size"],
         "global_batch_size": given["global-batch-size"],
+        # without a global batch Megatron takes one micro-batch for each data rank
+        "accumulation": None if given["global-batch-size"] else 1,
         "ramp": [int(n) for n in ramp] if ramp else None,
         "loss_mean": "tokens" if given["calculate-per-token-loss"] else "micro_batches",
     }
