@@ -7,6 +7,8 @@ Iteration lines with a source in the comments were printed by real runs; the oth
 import pytest
 
 from steelyard.frameworks import detect
+from steelyard.record.schema import Step
+from steelyard.record.writer import RunFolder
 from steelyard.spec import UserError
 
 
@@ -381,3 +383,17 @@ def test_what_is_no_log(read, tmp_path):
         detect.read(tmp_path / "missing.log")
     with pytest.raises(UserError, match="K001"):
         detect.read(tmp_path.parent)  # a folder without a log
+
+
+def test_tensorboard_folder(tmp_path):
+    """Our own writer's events, read without TensorBoard; a cut file gives what is whole."""
+    folder = RunFolder(tmp_path / "run", tensorboard=True)
+    for n in range(1, 6):
+        folder.append(Step(n, 8 * n, 512 * n, 7 - n / 8, 1.5, 1e-3, None, 0, 0, 0.25, 2048.0, batch_size=8))
+    folder.close()
+    record = detect.read(tmp_path / "run" / "tensorboard")
+    assert [(s.step, s.loss, s.seconds) for s in record.steps] == [(n, 7 - n / 8, 0.25) for n in range(1, 6)]
+    assert record.steps[0].learning_rate == pytest.approx(1e-3) and record.speed["samples_per_second"] == 32.0
+    path = next((tmp_path / "run" / "tensorboard").iterdir())
+    path.write_bytes(path.read_bytes()[:-30])
+    assert [s.step for s in detect.read(path.parent).steps][:4] == [1, 2, 3, 4]

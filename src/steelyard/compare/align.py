@@ -262,11 +262,31 @@ def losses(a: Side, b: Side) -> tuple[str, list[Point]]:
 
 
 def _by(one: Side, axis: str) -> dict[int, tuple[int, float]]:
+    printed = _second_lines(one.record)
     return {
-        amount: (s.step, s.loss)
+        amount: (s.step, printed.get(s.step, s.loss))
         for s in one.record.steps
         if s.loss is not None and (amount := getattr(s, axis)) is not None
     }
+
+
+def _second_lines(record: Record) -> dict[int, float]:
+    """Step -> loss without the first line's share, where a version of Megatron-LM (from 2026-01) takes it along.
+
+    The second line of a start prints the mean over all n steps since the start's first line, that one included:
+    (n x printed - first) / (n - 1) is the mean of its own steps. Source: Megatron-LM `training.py`, c40b6ea070.
+    """
+    if record.conventions.get("first_window") != "kept":
+        return {}
+    found: dict[int, float] = {}
+    starts = [0, *(e.detail["line"] for e in record.events if e.what == "attempt")]
+    rows = list(zip(record.lines, record.steps, strict=False))
+    for start in starts:
+        after = [step for line, step in rows if line > start][:2]
+        if len(after) == 2 and after[0].loss is not None and after[1].loss is not None:
+            count = after[1].step - after[0].step + 1
+            found[after[1].step] = (count * after[1].loss - after[0].loss) / (count - 1)
+    return found
 
 
 def _paired(left: dict[int, tuple[int, float]], right: dict[int, tuple[int, float]]) -> list[Point]:

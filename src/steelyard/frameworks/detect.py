@@ -8,6 +8,7 @@ from typing import Protocol
 from steelyard.frameworks.lines import lines
 from steelyard.frameworks.megatron import script
 from steelyard.frameworks.reading import Reading
+from steelyard.frameworks.tensorboard import log as tensorboard
 from steelyard.record import read as own
 from steelyard.record.schema import Record
 from steelyard.spec.errors import error
@@ -113,6 +114,8 @@ def _folder(path: Path) -> Record:
     logs = sorted(p for p in path.iterdir() if p.suffix in (".log", ".out", ".txt") and p.is_file())
     if len(logs) == 1:
         return log(logs[0])
+    if tensorboard.files(path):
+        return tensorboard.read(path)
     found = f"{len(logs)} files that may be logs" if logs else "no log"
     raise error("K001", place=str(path), path=path, detail=f"the folder has {found} and is no run folder")
 

@@ -1,0 +1,1 @@
+"""TensorBoard: the event files that most frameworks write beside their log."""
