@@ -51,6 +51,11 @@ def test_names_of_other_years():
     assert newer.engine.version == "" and newer.model.position == "rotary"
 
 
+def test_deepspeed_takes_its_own_engine():
+    run = run_of({"--deepspeed": True, "--zero-stage": 1, "--deepspeed_config": "ds.json"})
+    assert (run.engine.framework, run.parallel.zero) == ("megatron_deepspeed", 1)
+
+
 def test_what_megatron_fills_in():
     run = run_of({"--swiglu": True, "--hidden-size": 512})
     assert run.model.ffn_hidden_size == 1344  # floor(8 x 512 / 3 / 64) x 64

@@ -160,6 +160,9 @@ exp-avg-sq-dtype text fp32 engine.moment_dtypes
 fp8-format text - engine.fp8
 fp8-param-gather switch - engine.fp8_parameters
 tp-comm-overlap switch - engine.overlap_buffers
+deepspeed switch - engine.framework
+zero-stage float 1.0 parallel.zero
+partition-activations switch - recompute.shard
 """)
 
 # Names that only versions of 2020 to 2022 know: they date a script.
@@ -168,7 +171,8 @@ DATED = ("DDP-impl", "data-impl", "checkpoint-activations", "checkpoint-num-laye
          "intra-layer-model-parallel-size", "scaled-masked-softmax-fusion")  # fmt: skip
 
 IRRELEVANT = {
-    "where files are": "load save data-cache-path vocab-file merge-file tokenizer-model tensorboard-dir wandb-project "
+    "where files are": "deepspeed-config "
+    "load save data-cache-path vocab-file merge-file tokenizer-model tensorboard-dir wandb-project "
     "wandb-exp-name wandb-save-dir pretrained-checkpoint ckpt-step data-args-path train-data-path valid-data-path "
     "test-data-path object-storage-cache-path tp-comm-overlap-cfg memory-snapshot-path",
     "what is logged": "log-interval log-memory-to-tensorboard log-num-zeros-in-grad log-params-norm log-throughput "

@@ -221,6 +221,8 @@ def _parallel(given: Arguments) -> dict[str, Any]:
     zero = int(given["use-distributed-optimizer"])
     if given["use-megatron-fsdp"]:
         zero = _known(given, "data-parallel-sharding-strategy", SHARDED)
+    if given["deepspeed"]:
+        zero = int(given["zero-stage"])  # its JSON file decides; the flag is what the script says of it
     return {
         "tensor": tensor,
         "sequence": given["sequence-parallel"] and tensor > 1,  # Megatron switches it off without tensor ranks
@@ -313,7 +315,7 @@ def _recompute(given: Arguments) -> dict[str, Any]:
     found: dict[str, Any] = {"mode": mode or "none"}
     if mode == "full":
         found |= {"layers": number} if method == "block" else {"every": number}
-        found["shard"] = given["distribute-saved-activations"]
+        found["shard"] = given["distribute-saved-activations"] or given["partition-activations"]
     if mode == "selective":
         asked = given["recompute-modules"] or ["core_attn"]
         if strange := [name for name in asked if name not in MODULES]:
@@ -372,7 +374,7 @@ def _engine(given: Arguments) -> dict[str, Any]:
     old = given.old
     implementation = "local" if old else given["transformer-impl"]
     return {
-        "framework": "megatron",
+        "framework": "megatron_deepspeed" if given["deepspeed"] else "megatron",
         "version": "2021" if old else "",
         "implementation": implementation if implementation in ("local", "transformer_engine") else None,
         "attention": _attention(given),
