@@ -9,6 +9,7 @@ from steelyard.record.schema import Step
 from steelyard.record.writer import RunFolder
 from steelyard.spec import resolve, write
 from tests.compare.conftest import compared, typed
+from tests.frameworks.test_logs import MEGATRON as ERAS
 
 T1 = {
     "model": {
@@ -128,6 +129,14 @@ def test_more_devices_that_are_slower():
     one = typed("steelyard", None, 100.0, {**config, "parallel": {"data": 1}})
     eight = typed("steelyard", None, 80.0, {**config, "parallel": {"data": 8}, "batch": {"global_batch_size": 64}})
     assert any("more devices were slower" in i["text"] for i in compared(one, eight)["inferred"])
+
+
+def test_milliseconds_for_seconds(tmp_path):
+    """2048 samples in 384.5 s are 5.33 a second; Megatron-DeepSpeed of December 2021 printed 0.005."""
+    path = tmp_path / "a.log"
+    path.write_text(ERAS["tokens and ms"][0])
+    texts = [i["text"] for i in compared(path, path)["inferred"]]
+    assert texts[0] == "prints 0.005 samples/s where batch and time give 5.33: 1000 x too small, ms for s"
 
 
 def test_a_rate_that_the_chip_cannot_reach():

@@ -88,8 +88,9 @@ def test_megatron_lines(read, era):
     assert record.lines == [1]
 
 
-def test_milliseconds_beside_samples_per_second(read):
-    assert any("1000 x too small" in note for note in read(MEGATRON["tokens and ms"][0]).notes)
+def test_the_same_line_twice_is_one_step(read):
+    record = read(LINE + "\n[default3]:" + LINE)
+    assert len(record.steps) == 1 and not record.events
 
 
 LINE = MEGATRON["seconds and tee"][0].removeprefix("[default7]:")

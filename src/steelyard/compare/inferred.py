@@ -35,7 +35,7 @@ def conclude(one: Side) -> tuple[Side, list[Inference]]:
     for step in (_layout, _zero, _moment):
         one, said = step(one)
         found += said
-    found += [*_rates(one), *_occupancy(one), *_counts(one)]
+    found += [*_units(one), *_rates(one), *_occupancy(one), *_counts(one)]
     return one, found
 
 
@@ -91,6 +91,19 @@ def _moment(one: Side) -> tuple[Side, list[Inference]]:
     return one.with_known("memory.moment", attribute.FIRST_STEP, "inferred from the memory"), [
         Inference(one.name, text, "memory.moment", attribute.FIRST_STEP)
     ]
+
+
+def _units(one: Side) -> Iterator[Inference]:
+    """A printed rate that is 1000 times off what batch and time give: milliseconds taken for seconds."""
+    printed, steps = one.record.printed.get("samples_per_second"), one.record.steps
+    timed = [s for s in steps if s.seconds and s.batch_size]
+    if not isinstance(printed, int | float) or printed <= 0 or not timed:
+        return
+    computed = (timed[-1].batch_size or 0) / (timed[-1].seconds or 1)
+    for factor, word in ((1000, "small"), (0.001, "large")):
+        if 0.7 < computed / printed / factor < 1.4:  # such small rates are printed with one or two digits
+            text = f"prints {printed:g} samples/s where batch and time give {computed:.3g}: 1000 x too {word}, ms for s"
+            yield Inference(one.name, text)
 
 
 def _rates(one: Side) -> Iterator[Inference]:

@@ -119,6 +119,9 @@ class Reading:
             if value is not None and not math.isfinite(value):
                 nan = max(nan, 1)
         loss, grad_norm, learning_rate = _finite(loss), _finite(grad_norm), _finite(learning_rate)
+        last = self.steps[-1] if self.steps else None
+        if last and step == last.step == self.newest and (loss, samples) == (last.loss, last.samples):
+            return  # the same line again: two ranks, or two copies of the output
         if step <= self.newest:
             self._take_back(line, step, loss)
         self.newest = step

@@ -203,7 +203,7 @@ class Reader:
         if found is None:
             return
         fields = self.fields(text, found)
-        if "loss" not in fields and "milliseconds" not in fields and "seconds" not in fields:
+        if not fields:
             return
         iteration = int(found.group(1))
         self._era(text, start, fields)
@@ -214,7 +214,7 @@ class Reader:
             for name in ("loss_scale", "grad_norm"):
                 if fields.get(name) in (-1, 0):
                     del fields[name]
-        self._printed(line, fields, seconds)
+        self._printed(line, fields)
         batch = _int(fields.get("batch_size"))
         self.reading.step(
             line, iteration, samples=_int(fields.get("samples")), tokens=_int(fields.get("tokens")),
@@ -240,12 +240,10 @@ class Reader:
             self.reading.conventions["first_window"] = "kept"
             self.reading.note("this version does not reset its means after the first line: the second one contains it")
 
-    def _printed(self, line: int, fields: dict[str, float], seconds: float | None) -> None:
-        """Rates as printed, for what they betray."""
-        rate, batch = fields.get("samples_per_second"), fields.get("batch_size")
-        if rate and batch and seconds and "milliseconds" in fields and 300 < batch / seconds / rate < 3000:
-            self.reading.note("`samples per second` is printed per millisecond beside a time in ms: 1000 x too small")
-        for name in ("tflops", "tpt"):
+    def _printed(self, line: int, fields: dict[str, float]) -> None:
+        """Rates as printed, for what they betray. Between December 2021 and 2022-01-28 `samples per second` was per
+        millisecond."""
+        for name in ("tflops", "tpt", "samples_per_second"):
             if name in fields:
                 self.reading.print(name, fields[name], line)
 
