@@ -63,7 +63,6 @@ def megatron_table(rows: list[dict[str, Any]]) -> Iterator[str]:
     exact = sum(abs(row["states_error"]) < 64 * 1024 for row in rows)
     yield f"Megatron-LM's functional tests, last rank: states exact in {exact} of {len(rows)} rows"
     yield f"{'|error|: median, 90th percentile':<34} {'rows':>4} {'after a step':>16} {'peak':>16} {'first step':>16}"
-    yield f"{'':<34} {'':>4} {'Megatron itself':>16} {'':>16}"
     for name, chosen in SUBSETS.items():
         part = [row for row in rows if chosen(row)]
         columns = [spread([row[key] for row in part]) for key in ("allocated_error", "peak_error", "first_error")]

@@ -38,6 +38,10 @@ LAYOUTS = {
     "gpipe": (1, dict(world=2, parallel={"pipeline": 2, "pipeline_schedule": "gpipe"}, batch=PIPED), 0.01),
     "interleaved": (0, dict(world=2, parallel={
         "pipeline": 2, "pipeline_schedule": "interleaved", "virtual": 2}, batch=PIPED), 0.01),
+    "zero bubble": (1, dict(world=2, parallel={
+        "pipeline": 2, "pipeline_schedule": "zero_bubble", "virtual": 2}, batch=PIPED), 0.04),
+    "zbv": (1, dict(world=2, parallel={
+        "pipeline": 2, "pipeline_schedule": "zbv", "virtual": 2}, batch=PIPED), 0.04),
 }  # fmt: skip
 
 

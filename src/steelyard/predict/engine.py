@@ -269,9 +269,10 @@ def _moment(name: str, between: States, terms: dict[str, int]) -> Moment:
 def in_flight(run: Run, pipeline_rank: int) -> tuple[int, ...]:
     """Micro-batches whose backward pass is still to come, at most, on each model chunk of a pipeline rank.
 
-    p ranks, v chunks, m micro-batches. GPipe: m. 1F1B: min(m, p - rank). Interleaved, with and without zero bubble:
-    2 (p - rank - 1) + (v - 1) m / rounds warm-up passes and one more, spread over the chunks; zero bubble holds `rank`
-    weight gradients back. ZBV: 2 p - rank - 1 on the way there, rank + 1 on the way back.
+    p ranks, v chunks, m micro-batches. GPipe: m. 1F1B: min(m, p - rank). Interleaved:
+    2 (p - rank - 1) + (v - 1) m / rounds warm-up passes and one more, spread over the chunks; with zero bubble p - 1
+    for the first term, `rank` of them waiting for their weight gradients. ZBV: 2 p - rank - 1 on the way
+    there, rank + 1 on the way back.
     Source: torch.distributed.pipelining.schedules.
     """
     parallel, micro = run.parallel, run.batch.accumulation
@@ -285,8 +286,8 @@ def in_flight(run: Run, pipeline_rank: int) -> tuple[int, ...]:
     if parallel.pipeline_schedule == "zbv":
         return min(micro, 2 * ranks - pipeline_rank - 1), min(micro, pipeline_rank + 1)
     per_round = micro // max(1, micro // ranks)
-    held_back = pipeline_rank if parallel.pipeline_schedule == "zero_bubble" else 0
-    passes = 2 * behind + (parallel.virtual - 1) * per_round + 1 + held_back
+    warmup = behind + pipeline_rank if parallel.pipeline_schedule == "zero_bubble" else 2 * behind
+    passes = warmup + (parallel.virtual - 1) * per_round + 1
     counts, left = [], min(passes, micro * parallel.virtual)
     for chunk in range(parallel.virtual):
         # the first chunks run a round ahead; what is left over falls on them as well
@@ -301,7 +302,7 @@ class Step:
 
     def __init__(self, run: Run, pipeline_rank: int, held: tuple[Tensor, ...], state: States, host: bool):
         self.run, self.size, self.state = run, sizes(run, host), state
-        self.fsdp = sharded(run)
+        self.fsdp, self.pipeline_rank = sharded(run), pipeline_rank
         self.numel = sum(t.local_numel(run.parallel.tensor) for t in held)
         self.root = sum(t.local_numel(run.parallel.tensor) for t in held if not t.name.startswith("layers."))
         split = stages.split(run.model, run.parallel)
@@ -353,6 +354,8 @@ class Step:
         if self.run.parallel.pipeline == 1:
             return {}
         sides = sum((stage > 0) + (stage < self.final) for stage in self.chunks)
+        if self.zero_bubble:  # what a chunk sends back is kept as well
+            sides += sum(stage > 0 and stage - 1 not in self.chunks for stage in self.chunks)
         return {"boundary": sides * self.run.batch.accumulation * self.size.residual}
 
     def kept(self, done: int) -> dict[str, int]:
@@ -378,9 +381,27 @@ class Step:
         copies = self.run.batch.accumulation * (2 if self.run.parallel.pipeline > 1 else 1)
         return total([
             self.kept(done or 0),
+            self.held_back(),
             {"gradients": 0 if done == 0 else gradients},
             {"batch": (21 + self.size.wide) * self.size.tokens * copies},
         ])  # fmt: skip
+
+    @property
+    def zero_bubble(self) -> bool:
+        parallel = self.run.parallel
+        return parallel.pipeline > 1 and parallel.pipeline_schedule in ("zero_bubble", "zbv")
+
+    def held_back(self) -> dict[str, int]:
+        """Zero bubble: where weight gradients are put off, the gradients they come from wait: of each block the MLP's
+        inner one, those of queries, keys and values, and two hidden states. As many passes wait as ranks stand
+        before."""
+        if not self.zero_bubble:
+            return {}
+        size = self.size
+        inner = size.ffn * (2 if self.run.model.gated else 1)
+        one = inner + size.query + 2 * size.key + 2 * size.hidden
+        passes = min(self.pipeline_rank, self.run.batch.accumulation)
+        return {"held back": passes * max(self.layers) * one}
 
     def waiting(self, done: int) -> dict[str, int]:
         """Gradients of hidden states and head that earlier losses have made and whose backward pass is to come."""

@@ -197,6 +197,7 @@ IRRELEVANT = {
     "overlap-p2p-communication-warmup-flush no-overlap-p2p-communication overlap-p2p-communication "
     "use-tp-pp-dp-mapping use-sharp nccl-communicator-config-path local-rank lazy-mpu-init "
     "use-ring-exchange-p2p scatter-gather-tensors-in-pipeline no-scatter-gather-tensors-in-pipeline cp-comm-type "
+    "hierarchical-context-parallel-sizes "
     "no-async-tensor-model-parallel-allreduce async-tensor-model-parallel-allreduce "
     "use-contiguous-buffers-in-local-ddp "
     "no-contiguous-buffers-in-local-ddp high-priority-stream-groups disable-gloo-process-groups DDP-impl "
