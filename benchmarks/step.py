@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -91,6 +92,14 @@ def peak_flops(size=2048, times=4):
     return times * 2 * size**3 / timed(lambda: [a @ b for _ in range(times)])
 
 
+def peak_resident():
+    """This process's own peak in bytes. (ru_maxrss of a child starts at its parent's.)"""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def memory(arm):
     """Peak resident bytes of an arm in a process of its own."""
     done = subprocess.run([sys.executable, __file__, "--arm", arm], capture_output=True, text=True, check=True)
@@ -104,9 +113,9 @@ def main():
     options = parser.parse_args()
     if options.arm:
         run = ARMS[options.arm]()
-        for number in range(3):
+        for number in range(8):
             run(number, tokens_of(number))
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        print(peak_resident())
         return
     runs = {name: make() for name, make in ARMS.items()}
     model_flops = flops.model_flops(RUN.model, VOCABULARY) * BATCH

@@ -61,7 +61,7 @@ HELD_OUT = 40  # every 40th file is never trained on
 
 def demo(
     folder: Annotated[Path, typer.Option(help="Where everything goes.")] = Path("runs/demo"),
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps; fewer for a quick look.")] = 450,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps; fewer for a quick look.")] = 550,
     world: Annotated[int, typer.Option(min=1, max=2, help="Ranks.")] = 2,
 ) -> None:
     """Real text: the source and documentation strings of this Python's standard library, split by file."""

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Elements of one chunk of logits: 64 MiB in float32. Large enough to keep the matrix products efficient.
-CHUNK_ELEMENTS = 2**24
+# Elements of one chunk of logits: 32 MiB in float32. Large enough to keep the matrix products efficient.
+CHUNK_ELEMENTS = 2**23
 
 Reduce = Callable[[Tensor, str], Tensor]  # (values, "max" or "sum") -> the same reduced over the shards of the rows
 
