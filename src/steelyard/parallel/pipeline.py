@@ -1,6 +1,6 @@
 """Pipeline parallelism: which layers stand where, and PyTorch's schedules over them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,8 +169,8 @@ class TiedTable:
         tied = run.model.tied_embeddings and run.parallel.num_stages > 1
         found = chunks(run, mesh.pipeline_rank)
         pairs = list(zip(found, parts, strict=True))
-        self.table: nn.Parameter | None = next((p.embedding.word.weight for c, p in pairs if tied and p.embedding is not None), None)
-        self.copy: nn.Parameter | None = next((p.head.weight for c, p in pairs if tied and c.last and p.head is not None), None)
+        self.table = _parameter(p.embedding.word for _, p in pairs if tied and p.embedding is not None)
+        self.copy = _parameter(p.head for c, p in pairs if tied and c.last and p.head is not None)
         self._group = self._pair_group(run, mesh) if tied else None
 
     @staticmethod
@@ -199,3 +199,8 @@ class TiedTable:
             held[1].copy_(held[0])
         elif held and self._group is not None:
             dist.all_reduce(held[0], group=self._group)
+
+
+def _parameter(modules: Iterable[nn.Module]) -> nn.Parameter | None:
+    """The weight of the first module, as the parameter it is."""
+    return next((module.get_parameter("weight") for module in modules), None)
