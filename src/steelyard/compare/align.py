@@ -42,6 +42,8 @@ SILENT = ("name", "record.", "stop.", "checkpoint.", "evaluation.", "data.cache"
 # Without these nothing can be computed about a network.
 SHAPE = ("model.num_layers", "model.hidden_size", "model.num_attention_heads", "model.seq_length")
 
+LARGEST = 10**9  # of any whole number in a configuration; what is beyond it is no size
+
 # Kinds of memory, the one that limits a run first. They never mix.
 MEMORY_KINDS = ("device", "reserved_peak", "reserved", "allocated_peak", "allocated", "active_peak", "rss_peak", "rss")
 
@@ -67,6 +69,11 @@ class Side:
     def value(self, key: str) -> Any:
         found = self.known.get(key)
         return None if found is None else found.value
+
+    def size(self, key: str) -> int | None:
+        """A value that is a positive whole number; None for any other."""
+        value = self.value(key)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
     def source(self, key: str) -> str:
         found = self.known.get(key)
@@ -153,6 +160,8 @@ def run_of(one: Side, changes: Mapping[str, Any] | None = None) -> Run | None:
     values = {key: known.value for key, known in one.known.items()} | dict(changes or {})
     if not all(isinstance(values.get(key), int) for key in SHAPE):
         return None
+    if any(isinstance(value, int) and abs(value) > LARGEST for value in values.values()):
+        return None
     if values.get("recompute.mode") == "none":
         values = {
             key: value for key, value in values.items() if not key.startswith("recompute.") or key.endswith("mode")
@@ -183,7 +192,7 @@ def _resolved(tree: dict[str, Any]) -> Loaded | None:
             for key in keys:
                 section, _, name = key.partition(".")
                 tree.get(section, {}).pop(name.split(".")[0], None)
-        except (TypeError, ValueError, AttributeError, KeyError):
+        except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError):
             return None
     return None
 
@@ -195,12 +204,12 @@ def memory_kind(a: Record, b: Record) -> str | None:
 
 def world(one: Side) -> int | None:
     """Devices of a run, where its data-parallel size is known."""
-    data = one.value("parallel.data")
-    if not isinstance(data, int) or data < 1:
+    data = one.size("parallel.data")
+    if data is None:
         size = one.record.environment.get("world_size", one.record.environment.get("devices"))
         return int(size) if isinstance(size, int | str) and str(size).isdigit() and int(size) > 0 else None
-    axes = [one.value(f"parallel.{axis}") or 1 for axis in ("tensor", "context", "pipeline")]
-    return data * axes[0] * axes[1] * axes[2] if all(isinstance(n, int) for n in axes) else None
+    axes = [one.size(f"parallel.{axis}") or 1 for axis in ("tensor", "context", "pipeline")]
+    return data * axes[0] * axes[1] * axes[2]
 
 
 @dataclass(frozen=True)
@@ -219,17 +228,17 @@ class Speed:
 
 def speed(one: Side) -> Speed:
     """Rates from seconds per step where there are any, else as stated."""
-    rates, sequence = one.record.speed, one.value("model.seq_length")
-    seconds, batch = rates.get("seconds_per_step"), one.value("batch.global_batch_size")
+    rates, sequence = one.record.speed, one.size("model.seq_length")
+    seconds, batch = rates.get("seconds_per_step"), one.size("batch.global_batch_size")
     samples, tokens = rates.get("samples_per_second"), rates.get("tokens_per_second")
-    if samples is None and seconds and isinstance(batch, int) and "batch.ramp" not in one.known:
+    if samples is None and seconds and batch and "batch.ramp" not in one.known:
         samples = batch / seconds
-    if samples is None and tokens and isinstance(sequence, int):
+    if samples is None and tokens and sequence:
         samples = tokens / sequence
     if samples is None:
         stated = one.record.printed.get("samples_per_second")
         samples = float(stated) if isinstance(stated, int | float) and stated > 0 else None
-    if tokens is None and samples and isinstance(sequence, int):
+    if tokens is None and samples and sequence:
         tokens = samples * sequence
     return Speed(samples, tokens, seconds, world(one))
 

@@ -10,6 +10,7 @@ from steelyard.compare.attribute import Explained
 from steelyard.compare.differences import Difference, Effect, differences, same, unknown
 from steelyard.compare.inferred import Inference
 from steelyard.record.schema import Record
+from steelyard.record.writer import finite
 from steelyard.spec.errors import error
 
 Word = Literal["comparable", "after_adjustment", "not_comparable", "no_data"]
@@ -242,8 +243,8 @@ def _rates(one: Side) -> dict[str, Any]:
     if known and work and rate.samples_per_second and rate.devices:
         reached = work * rate.samples_per_second / rate.devices
         found["model_flops_per_second_per_device"] = reached
-        batch = one.value("batch.global_batch_size")
-        if executed and isinstance(batch, int):
+        batch = one.size("batch.global_batch_size")
+        if executed and batch:
             found["hardware_flops_per_second_per_device"] = executed * rate.samples_per_second / batch
     for name in ("steps_counted", "seconds_per_step_p10", "seconds_per_step_p90"):
         if name in one.record.speed:
@@ -344,8 +345,8 @@ def _differ(words: Sequence[str]) -> str:
 
 
 def as_json(one: Comparison) -> dict[str, Any]:
-    """The contract that programs read; bytes, seconds and nats throughout."""
-    return {
+    """The contract that programs read; bytes, seconds and nats throughout. A number that is not finite is null."""
+    found = {
         "schema": SCHEMA,
         "a": _side_json(one.a),
         "b": _side_json(one.b),
@@ -367,6 +368,8 @@ def as_json(one: Comparison) -> dict[str, Any]:
         "loss": one.loss,
         "smallest_change": one.smallest_change,
     }  # fmt: skip
+    whole: dict[str, Any] = finite(found)
+    return whole
 
 
 def _side_json(one: Side) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Reads run folders and one-line records. Other frameworks' logs are read in frameworks/."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -112,18 +113,24 @@ def _config(path: Path) -> dict[str, Any]:
         raise error("S001", place=str(path), detail=str(failure), advice="restore the file") from None
 
 
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")
+
+
 def read_line(text: str, source: str) -> Record:
     """The smallest record, one line of JSON. Raises UserError R002."""
     try:
-        fields = json.loads(text)
+        fields = json.loads(text, parse_constant=_no_number)
         if not isinstance(fields, dict) or not isinstance(fields.get("config", {}), dict):
             raise ValueError("it is not an object with a config")
         memory = {k.removesuffix("_bytes"): int(v) for k, v in fields.get("memory", {}).items() if v is not None}
         rates = {k: float(v) for k, v in fields.get("speed", {}).items() if v is not None}
+        if any(size < 0 for size in memory.values()) or not all(0 <= rate < math.inf for rate in rates.values()):
+            raise ValueError("a size or a rate in it is negative or not finite")
         printed = {k: fields[k] for k in STATED if k in fields}
     except UserError:
         raise
-    except (ValueError, TypeError, AttributeError, RecursionError) as failure:
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as failure:
         raise error("R002", place=source, path=source, line=1, detail=str(failure)) from None
     return Record(
         framework=str(fields.get("framework", "unknown")),
