@@ -12,7 +12,8 @@ from steelyard.spec import UserError
 
 SENSIBLE = {
     "model": {"num_layers": [2, 24], "hidden_size": [64, 1024], "num_attention_heads": [4, 16],
-              "seq_length": [64, 1024], "vocab_size": [257, 50257], "vocab_multiple": [128, "megatron"], "attention_dropout": [0.0, 0.1]},
+              "seq_length": [64, 1024], "vocab_size": [257, 50257], "vocab_multiple": [128, "megatron"],
+              "attention_dropout": [0.0, 0.1]},
     "parallel": {"tensor": [1, 2, 3], "pipeline": [1, 2, 4], "data": [1, 8], "zero": [0, 1, 2, 3],
                  "stages": ["balanced"]},
     "batch": {"micro_batch_size": [1, 4], "global_batch_size": [8, 64], "ramp": [[2, 2, 100]]},
