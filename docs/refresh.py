@@ -16,7 +16,8 @@ BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 
 
 def pages() -> list[Path]:
-    return sorted(page for page in DOCS.glob("*.md") if page.read_text("utf-8").startswith(MARK))
+    every = [DOCS.parent / "README.md", *DOCS.glob("*.md")]
+    return sorted(page for page in every if page.read_text("utf-8").startswith(MARK))
 
 
 def refreshed(text: str) -> str:
