@@ -475,13 +475,16 @@ class Step:
         """The last unit's gradients: whole in the compute dtype and in the reduction's, beside the shards; in a
         pipeline all gradients whole, as the first unit is reduced."""
         if not self.fsdp:
-            return {"gradients": self.state.gradients, "backward": self.root * self.size.width}
+            # DTensor makes the word table's gradient whole before each rank takes its rows
+            tensor = self.run.parallel.tensor
+            table = tensor * self.size.rows * self.run.model.hidden_size if tensor > 1 and 0 in self.chunks else 0
+            return {"gradients": self.state.gradients, "backward": (self.root + table) * self.size.width}
         if self.run.parallel.pipeline > 1:
             unit = max(self.root, self.block)
             return total(
                 [self.gathered(0), {"gradients": self.reduced * self.numel, "communication": self.reduced * unit}]
             )
-        last = self.root * (self.size.width + 2 * self.reduced)
+        last = self.root * (self.size.width + self.reduced)
         return {"gradients": self.state.gradients, "gathered": self.size.width * self.root, "communication": last}
 
     def optimizer(self) -> dict[str, int]:
