@@ -46,11 +46,6 @@ def _model(model: Model) -> Iterator[Problem]:
             )  # fmt: skip
     if model.position == "learned" and model.seq_length > model.max_position_embeddings:
         yield problem("S112", "model.seq_length", seq_length=model.seq_length, positions=model.max_position_embeddings)
-    if isinstance(model.vocab_multiple, int) and model.vocab_multiple < 1:
-        yield problem(
-            "S005", "model.vocab_multiple", name="vocab_multiple", expected="at least 1", found=model.vocab_multiple,
-            advice="1 means no padding; 128 is usual",
-        )  # fmt: skip
 
 
 def _tensor(model: Model, parallel: Parallel, engine: Engine) -> Iterator[Problem]:

@@ -123,12 +123,30 @@ def _validated(name: str, value: Any) -> Any:
         valid = owner.model_validate(value if owner is not Identity else {name: value})
     except ValidationError as failure:
         prefix = "" if owner is Identity else f"{name}."
-        raise _Invalid([_from_pydantic(prefix, owner, e) for e in failure.errors()]) from None
+        raise _Invalid([_from_pydantic(prefix, owner, found) for found in _by_key(failure.errors())]) from None
     return getattr(valid, name) if owner is Identity else valid
 
 
-def _from_pydantic(prefix: str, section: type[Section], found: ErrorDetails) -> Problem:
-    """One of pydantic's errors in our words. Union branches and list positions are cut from the location."""
+def _by_key(errors: list[ErrorDetails]) -> list[list[ErrorDetails]]:
+    """Errors of one value together: each branch of a union has its own, and any of them would do. An unknown key inside
+    a table is a key of its own."""
+    found: dict[tuple[Any, ...], list[ErrorDetails]] = {}
+    for one in errors:
+        key = one["loc"] if one["type"] == "extra_forbidden" else one["loc"][:1]
+        found.setdefault(key, []).append(one)
+    return list(found.values())
+
+
+def _expected(found: ErrorDetails) -> str:
+    """What pydantic wanted, in a few words: `a whole number`, `greater than 0`."""
+    text = found["msg"].replace("Input should be ", "").replace("a valid integer", "a whole number")
+    text = text.replace("a valid ", "a ").replace("'", '"')
+    return text[0].lower() + text[1:]
+
+
+def _from_pydantic(prefix: str, section: type[Section], errors: list[ErrorDetails]) -> Problem:
+    """Pydantic's errors of one value in our words. Union branches and list positions are cut from the location."""
+    found = errors[0]
     location = [str(part) for part in found["loc"]]
     if found["type"] == "extra_forbidden":
         owner: Any = section
@@ -139,14 +157,7 @@ def _from_pydantic(prefix: str, section: type[Section], found: ErrorDetails) -> 
         suggestion = did_you_mean(location[-1], known)
         return problem("S003", prefix + key, name=prefix + key, suggestion=suggestion)
     name = location[0] if location else prefix.rstrip(".")
-    expected = (
-        found["msg"]
-        .replace("Input should be ", "")
-        .replace("a valid integer", "a whole number")
-        .replace("a valid ", "a ")
-        .replace("'", '"')
-    )
-    expected = expected[0].lower() + expected[1:]
+    expected = " or ".join(dict.fromkeys(_expected(one) for one in errors))
     value = found["input"]
     typed = found["type"].endswith(("_type", "_parsing", "_from_float"))
     advice = {"bool_type": "write true or false", "int_type": "write a whole number without quotes"}.get(

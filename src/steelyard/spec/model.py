@@ -1,6 +1,6 @@
 """`[model]`: the network, independent of how it is run."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -42,7 +42,7 @@ class Model(Section):
     seq_length: int = Field(1024, ge=1)
     max_position_embeddings: int = Field(ge=1)
     vocab_size: int = Field(ge=2)
-    vocab_multiple: int | Literal["megatron"] = 128
+    vocab_multiple: Annotated[int, Field(ge=1)] | Literal["megatron"] = 128
     padding_in_softmax: bool = False
     position: Literal["learned", "rotary", "alibi", "none"]
     rotary_base: float = Field(10000.0, gt=0)
