@@ -58,6 +58,13 @@ def test_against_a_rehearsal(name):
     assert abs(found["peak_first_step"]["error"]) < 1.5 * limit
 
 
+def test_the_chunk_of_the_loss_is_the_models():
+    """The one number that two rooms hold, since neither may import the other."""
+    from steelyard.model import loss
+
+    assert engine.LOSS_CHUNK == loss.CHUNK_ELEMENTS
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("world", "rank"), [(64, 0), (64, 63), (512, 0), (512, 448)])
 def test_large_worlds(world, rank):
@@ -68,7 +75,7 @@ def test_large_worlds(world, rank):
     run = make_run(world, wide, {"micro_batch_size": 1, "accumulation": 16}, parallel=layout)
     found = beside_prediction(run, rank)["bytes"]
     assert found["master"]["error"] == found["optimizer"]["error"] == 0
-    assert abs(found["peak"]["error"]) < 0.01
+    assert abs(found["peak"]["error"]) < 0.02
 
 
 def test_classes_add_up_to_the_world():

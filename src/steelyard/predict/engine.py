@@ -19,7 +19,7 @@ from steelyard.spec.precision import BYTES
 from steelyard.spec.run import Run
 
 NAME = "steelyard"
-LOSS_CHUNK = 2**24  # elements of a chunk of logits: model/loss.py
+LOSS_CHUNK = 2**23  # elements of a chunk of logits: model/loss.py
 
 
 def sharded(run: Run) -> bool:
@@ -201,9 +201,13 @@ def loss(run: Run, size: Sizes) -> dict[str, int]:
         (1 if padded and not parallel else 2) * size.wide * chunk + narrow * (chunk + head),
     )
     if several:
-        old = size.wide + narrow if padded and not parallel else 2 * size.wide + narrow
-        remake = (old + narrow + size.wide) * chunk
-        first = max(first, remake, (2 * size.wide + narrow) * chunk + size.wide * softmax)
+        old = (size.wide + narrow if padded and not parallel else 2 * size.wide + narrow) * chunk
+        # the second chunk is made while the first one's names still hold theirs; it may be the shorter rest
+        second = min(tokens, size.tokens - tokens)
+        new, of_softmax = second * size.rows, second * softmax // tokens
+        first = max(
+            first, old + (narrow + size.wide) * new, (size.wide + narrow) * chunk + size.wide * (new + of_softmax)
+        )
     return {
         "activations.norm": norm_inputs(run, size) + size.hidden,
         "logits": first,
@@ -319,6 +323,8 @@ class Step:
         for name, done in self.rounds():
             common = self.common(done)
             found[f"{name}backward"] = total([common, self.backward()])
+            if self.partial_rows():
+                found[f"{name}embedding"] = total([common, self.embedding_backward()])
             if self.fsdp and self.run.parallel.pipeline == 1:
                 found[f"{name}reduction"] = total([common, self.reduction()])
             if self.last:
@@ -415,6 +421,14 @@ class Step:
         apart = self.final > 0 or not self.run.model.tied_embeddings
         others = self.run.parallel.tensor - 1
         return others * self.size.rows * self.run.model.hidden_size if apart and 0 in self.chunks else 0
+
+    def embedding_backward(self) -> dict[str, int]:
+        """The end of a micro-batch's backward pass on the first stage: its blocks are through, and the gradient of the
+        whole word table stands in the compute dtype before it is added to the others."""
+        run, size = self.run, self.size
+        through = {name: -value for name, value in blocks(run, size, self.layers[0]).items()}
+        table = run.parallel.tensor * size.rows * run.model.hidden_size * size.width
+        return total([through, self.gathered(0), {"backward": table + size.hidden}])
 
     def lingering(self) -> dict[str, int]:
         """What FSDP's collectives leave until the next one: the last block's gather, unless an earlier micro-batch did
