@@ -24,6 +24,7 @@ from steelyard.predict import flops
 from steelyard.spec import resolve
 from steelyard.train.clock import Clock
 from steelyard.train.engine import Engine
+from steelyard.train.launch import give_back_tensors
 from steelyard.train.step import step
 
 BATCH, LENGTH, VOCABULARY = 4, 512, 50304
@@ -37,6 +38,7 @@ RUN = resolve(
 
 
 def steelyard_arm():
+    give_back_tensors()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     engine = Engine(RUN, mesh.build(RUN.parallel, torch.device("cpu")))
 

@@ -34,6 +34,9 @@ class Pool:
 
     def run(self, function, *arguments):
         """Results in rank order. A failure on any rank is raised here, and the pool starts anew."""
+        if not all(process.is_alive() for process in self._ranks):  # something else on the machine killed one
+            self.close()
+            self._start()
         for pipe in self._pipes:
             pipe.send((function, arguments))
         answers, failures = [], []

@@ -29,13 +29,25 @@ class Heartbeat:
     pid: int
 
     def __str__(self) -> str:
-        life = "running" if self.lives else f"silent for {self.quiet:.0f} s"
+        life = "running" if self.lives else "gone" if self.gone else f"silent for {self.quiet:.0f} s"
         where = f"step {self.step}, {self.phase} for {self.age:.0f} s"
         return f"rank {self.rank} (pid {self.pid} on {self.host}, {life}): {where}"
 
     @property
     def lives(self) -> bool:
-        return self.quiet < 2.5 * ALIVE_SECONDS
+        """Whether the rank still runs, as far as it can be told from here."""
+        return self.quiet < 2.5 * ALIVE_SECONDS and not self.gone
+
+    @property
+    def gone(self) -> bool:
+        """Whether it is known to have ended: a process of this host that is no more, or not yet waited for."""
+        if self.host != socket.gethostname() or not os.path.isdir("/proc/self"):
+            return False
+        try:
+            with open(f"/proc/{self.pid}/stat", encoding="utf-8", errors="replace") as file:
+                return file.read().rsplit(")", 1)[1].split()[0] == "Z"
+        except OSError:
+            return True
 
 
 class Watch:
