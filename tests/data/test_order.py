@@ -230,12 +230,10 @@ def test_a_part_too_small_for_one_sample(write_dataset, tmp_path):
 def test_loops_compile_where_nothing_can_be_kept(monkeypatch):
     """A read-only installation of a user without a home."""
 
-    true = numba.njit
-
     def njit(cache=False, **options):
         if cache:
             raise RuntimeError("no locator available")
-        return true(**options)
+        return numba.njit(**options)
 
-    monkeypatch.setattr(numba, "njit", njit)
+    monkeypatch.setattr(compiled, "njit", njit)
     assert compiled.compiled(lambda a: a + 1)(2) == 3

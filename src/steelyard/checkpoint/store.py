@@ -22,6 +22,7 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
 from steelyard.spec.errors import error
 
@@ -72,7 +73,7 @@ def _together(part: Callable[[], None], path: Path, size: int) -> None:
     failure = ""
     try:
         part()
-    except Exception as caught:  # the storage library wraps what the disk said in errors of its own
+    except (Exception, CheckpointException) as caught:  # the storage library wraps what the disk said in its own
         failure = _reason(caught)
     failures: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(failures, failure)
@@ -181,7 +182,7 @@ def load(path: Path, tensors: dict[str, Tensor]) -> None:
     reader = dcp.HuggingFaceStorageReader(str(path))
     try:
         held = reader.read_metadata().state_dict_metadata
-    except Exception as failure:  # a damaged file fails in many ways inside the storage library
+    except (Exception, CheckpointException) as failure:  # a damaged file fails in many ways inside the storage library
         raise error("C001", place=str(path), path=path, detail=_reason(failure)) from None
     for name, tensor in tensors.items():
         size = getattr(held.get(name), "size", None)

@@ -130,10 +130,11 @@ def how_well(run: Path, held_out: list[Path], tokens: int) -> str:
     counts = Counter(text)
     entropy = -sum(n / len(text) * math.log2(n / len(text)) for n in counts.values())
     packed = 8 * len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)) / len(text)
-    loss = read_folder(run).validations[-1].loss
+    last = read_folder(run).validations[-1]
+    loss, seen = last.loss, last.tokens
     bits = math.nan if loss is None else loss * tokens / len(text) / math.log(2)
     return (
-        f"held-out text, {len(text):,} bytes, {tokens:,} tokens, none of it seen in training\n"
+        f"held-out text, never trained on: {len(text):,} bytes, {tokens:,} tokens, {seen:,} of them evaluated\n"
         f"  {bits:6.3f}  bits a byte: this model ({math.nan if loss is None else loss:.4f} nats a token)\n"
         f"  {packed:6.3f}  bits a byte: lzma, extreme, on the held-out text alone\n"
         f"  {entropy:6.3f}  bits a byte: entropy of its single bytes"

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 
 import typer
 
@@ -36,7 +37,7 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
 
 def main() -> None:
-    from steelyard.spec.errors import UserError
+    from steelyard.spec.errors import UserError, error
 
     try:
         app()
@@ -44,12 +45,20 @@ def main() -> None:
         sys.stdout.flush()
         print(failure, file=sys.stderr)
         sys.exit(2)
+    except OSError as failure:
+        if isinstance(failure, BrokenPipeError):  # the reader of our output is gone (`| head`): nothing is wrong
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+        if failure.filename is None:
+            raise
+        print(error("E003", path=failure.filename, detail=failure.strerror), file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output is gone (`| head`): nothing is wrong
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    except Exception:  # a mistake of ours: shown whole, and not the exit code of an answer
+        traceback.print_exc()
+        sys.exit(2)
 
 
 if __name__ == "__main__":

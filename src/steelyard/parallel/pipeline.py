@@ -67,10 +67,6 @@ class Pipeline:
     def holds_first(self) -> bool:
         return any(chunk.first for chunk in self._chunks)
 
-    @property
-    def holds_last(self) -> bool:
-        return any(chunk.last for chunk in self._chunks)
-
     def train(self, tokens: Tensor, micro_batches: int, **inputs: Any) -> Tensor:
         """Forward and backward of all micro-batches.
 

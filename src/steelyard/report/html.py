@@ -95,12 +95,15 @@ def _speed(record: Record) -> Iterable[Row]:
 
 def _memory(record: Record) -> Iterable[Row]:
     """Each kind under its own name; a kind is never set beside another."""
-    ranks = record.plan.get("memory", {}).get("ranks", [])
-    predicted = max((rank.get("peak", 0) for rank in ranks), default=None)
-    if predicted is not None:
-        yield "memory: tensors at the peak, largest rank", _mib(predicted), _mib(record.memory.get("allocated_peak"))
+    checked: dict[str, Any] = next((e.detail.get("checked", {}) for e in record.events if e.what == "memory"), {})
+    for kind, entry in checked.items():
+        yield (
+            f"memory: {kind.replace('_', ' ')}, largest rank",
+            _mib(entry.get("predicted")),
+            _mib(entry.get("measured")),
+        )
     for kind, size in record.memory.items():
-        if kind != "allocated_peak" or predicted is None:
+        if kind not in checked:
             yield f"memory: {kind.replace('_', ' ')}, largest rank", "", _mib(size)
 
 

@@ -104,6 +104,11 @@ CATALOGUE: dict[str, Wording] = {
         "give --world 1 or more, or leave it out",
         "--world N is the number of ranks (processes, one per device) of the run.",
     ),
+    "E003": Wording(
+        "cannot use {path}: {detail}",
+        "give a path that can be read or written",
+        "A file or folder named on the command line cannot be opened or made.",
+    ),
     # --- S0: reading a run file --------------------------------------------------------------------------------------
     "S001": Wording(
         "the run file is not valid TOML: {detail}",

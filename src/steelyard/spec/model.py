@@ -33,13 +33,13 @@ GATED = ("swiglu", "geglu")
 
 class Model(Section):
     kind: Kind = "gpt2"
-    num_layers: int = Field(12, ge=1)
-    hidden_size: int = Field(768, ge=1)
+    num_layers: int = Field(12, ge=1, le=10_000)
+    hidden_size: int = Field(768, ge=1, le=2**20)
     num_attention_heads: int = Field(12, ge=1)
     head_dim: int = Field(ge=1)
     num_query_groups: int = Field(ge=1)
     ffn_hidden_size: int = Field(ge=1)
-    seq_length: int = Field(1024, ge=1)
+    seq_length: int = Field(1024, ge=1, le=2**31)
     max_position_embeddings: int = Field(ge=1)
     vocab_size: int = Field(ge=2)
     vocab_multiple: Annotated[int, Field(ge=1)] | Literal["megatron"] = 128

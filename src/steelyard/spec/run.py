@@ -35,7 +35,7 @@ class Checkpoint(Section):
     every_steps: Amount = 1000
     every_minutes: float = Field(0.0, ge=0)
     keep: int = Field(3, ge=1)
-    asynchronous: bool = True
+    asynchronous: bool = False
     load: str = ""
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from steelyard.parallel import mesh
 from steelyard.spec import Loaded, UserError, error
@@ -81,8 +82,9 @@ def _started(loaded: Loaded, display: Callable[[], Display], world: int) -> Resu
 
 def quiet_launcher() -> None:
     """Silence the launcher's own account of a failure, a stack of its own frames; ours is in `_first_failure`."""
-    for noisy in ("torch.distributed.elastic", "torch.multiprocessing"):
-        logging.getLogger(noisy).setLevel(logging.CRITICAL + 1)
+    for name in list(logging.root.manager.loggerDict):  # each of torch's loggers has a level of its own
+        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def _rank(loaded: Loaded, display: Callable[[], Display]) -> dict[str, Any]:
@@ -117,7 +119,7 @@ def _joined(loaded: Loaded, display: Callable[[], Display], launched: bool = Fal
         loop = Loop(loaded, mesh.build(run.parallel, device, run.stop.hang_seconds), watch, signals, shown)
         loop.resume()
         result = loop.train()
-    except Exception as failure:
+    except (Exception, CheckpointException) as failure:
         shown.end()
         raise _told(failure, watch) from None
     dist.barrier()
@@ -125,7 +127,7 @@ def _joined(loaded: Loaded, display: Callable[[], Display], launched: bool = Fal
     return result
 
 
-def _told(failure: Exception, watch: Watch) -> Exception:
+def _told(failure: BaseException, watch: Watch) -> BaseException:
     """The failure as this rank tells it: a user's error as it is, anything else with the place in the run, and, where
     this rank only waited, with the ranks it waited for."""
     if watch.world == 1 or isinstance(failure, UserError):

@@ -71,14 +71,15 @@ class Loop:
     # --- before the first step ---------------------------------------------------------------------------------------
 
     def _open_folder(self) -> RunFolder | None:
-        """The run folder on the first rank, with what was asked and predicted already in it."""
-        if not self.mesh.is_first:
-            return None
-        folder = RunFolder(self.run.record.folder, self.run.record.tensorboard)
-        folder.write_text("run.toml", self._toml())
-        folder.write_json("plan.json", sheet.as_json(self.run))
-        folder.write_json("environment.json", environment.describe(self.mesh.device))
-        return folder
+        """The run folder on the first rank, locked. What stands in it is not touched before the run can go on."""
+        return RunFolder(self.run.record.folder, self.run.record.tensorboard) if self.mesh.is_first else None
+
+    def _describe(self) -> None:
+        """What was asked and predicted, and what it runs on; written once nothing can be refused any more."""
+        if self.folder:
+            self.folder.write_text("run.toml", self._toml())
+            self.folder.write_json("plan.json", sheet.as_json(self.run))
+            self.folder.write_json("environment.json", environment.describe(self.mesh.device))
 
     def _toml(self) -> str:
         return write.dumps(self.run, lambda key: str(self.loaded.origin(key)))
@@ -108,7 +109,7 @@ class Loop:
         planned = parameters.unique(self.run.model, self.run.parallel.tensor)
         if unique != planned:
             raise error("T001", difference=f"{unique:,} parameters live, {planned:,} planned")
-        self._record(Event(0, "parameters", {"unique": unique, "planned": planned}))
+        self.counted = {"unique": unique, "planned": planned}
         self.display.note(f"parameters: {unique:,} unique, counted on the live model and equal to the plan")
 
     def resume(self) -> None:
@@ -125,7 +126,9 @@ class Loop:
         dist.broadcast_object_list(found)
         if found[0] is not None:
             self._load(Path(found[0]))
+        self._describe()
         self._record(Event(self.state.step, "start", {"checkpoint": found[0]}))
+        self._record(Event(self.state.step, "parameters", self.counted))
 
     def _load(self, path: Path) -> None:
         saved = store.read_state(path)
