@@ -1,6 +1,11 @@
 """`steelyard check`: is this run file legal, and what does it come to?"""
 
+from typing import TYPE_CHECKING
+
 from steelyard.cli.arguments import Json, Overrides, RunFile, World
+
+if TYPE_CHECKING:
+    from steelyard.spec import Run
 
 HELP = "Check a run file and print every value of the run with where it came from."
 
@@ -28,7 +33,7 @@ def check(run_file: RunFile, overrides: Overrides = None, world: World = None, j
         print(f"# note: {note.key}: {note.text}")
 
 
-def _ramp(run) -> list[dict[str, int]]:  # type: ignore[no-untyped-def]  # Run is imported inside the verb only
+def _ramp(run: "Run") -> list[dict[str, int]]:
     """The levels of the batch ramp, none without one."""
     from dataclasses import asdict
 

@@ -1,10 +1,14 @@
 """`steelyard train`: run a run file."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from steelyard.cli.arguments import Overrides, RunFile, World
+
+if TYPE_CHECKING:
+    from steelyard.spec import Loaded
+    from steelyard.train.loop import Result
 
 HELP = "Train. Starts its own ranks on this machine; under torchrun or srun it joins theirs."
 
@@ -32,7 +36,7 @@ def train(
     raise typer.Exit(result.code)
 
 
-def show_plan(loaded):  # type: ignore[no-untyped-def]  # the spec is imported inside verbs only
+def show_plan(loaded: "Loaded") -> None:
     """The plan and the notes on one screen."""
     from steelyard.plan import sheet
     from steelyard.report import terminal
@@ -40,7 +44,7 @@ def show_plan(loaded):  # type: ignore[no-untyped-def]  # the spec is imported i
     print(terminal.plan(sheet.as_json(loaded.run)))
 
 
-def start(loaded):  # type: ignore[no-untyped-def]
+def start(loaded: "Loaded") -> "Result":
     """Train with a live display, then write the page."""
     import os
 
