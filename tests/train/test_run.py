@@ -261,7 +261,7 @@ def test_stop_conditions(pools, t1, tmp_path):
 def test_only_kept_checkpoints_stay(pools, t1, tmp_path):
     train(pools(1), t1, "checkpoint.every_steps=1", "checkpoint.keep=2", folder=tmp_path / "run")
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert names == ["step-0000005", "step-0000006"]
+    assert names == ["latest", "step-0000005", "step-0000006"]
 
 
 def test_dry_run_starts_nothing(t1, tmp_path):

@@ -1,32 +1,41 @@
-"""Checkpoints on disk: safetensors for tensors, JSON for the rest, nothing that executes on load.
+"""Checkpoint folders on disk: what makes one complete, which is newest, and what is thrown away.
 
-    checkpoints/step-0000100/
-        shard-*.safetensors   tensors by global name (weights.NAME, mean.NAME, variance.NAME), in any sharding
-        state.json            what is not a tensor
-        run.toml              the run that saved it
-        complete.json         written last: every other file and its size
+    checkpoints/
+        latest                    the name of the checkpoint sealed last; never names one that is not complete
+        step-0000100/
+            shard-*.safetensors   tensors by global name (weights.NAME, mean.NAME, variance.NAME), in any sharding
+            state.json            what is not a tensor
+            run.toml              the run that saved it
+            complete.json         written last: every other file with its size and checksum, and a serial number
 
-A save is written into a folder with a leading dot and renamed once it is whole on every rank.
+A save is written into `.step-N.part` and renamed once it is whole. Names with a leading dot are never read, only put
+right by `recover`: every state that a kill can leave has a whole checkpoint under one name or the other. Nothing that
+executes is stored, and nothing is unpickled.
 """
 
 import contextlib
 import json
 import os
+import re
 import shutil
-import warnings
-from collections.abc import Callable
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-
-from steelyard.spec.errors import error
+from steelyard.spec.errors import UserError, error
 
 COMPLETE = "complete.json"
+LATEST = "latest"
+BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class File:
+    """A sealed file: its size, and the CRC-32 of its content (None in a checkpoint that has no checksums)."""
+
+    bytes: int
+    crc32: int | None
 
 
 @dataclass(frozen=True)
@@ -37,77 +46,64 @@ class Skipped:
     why: str
 
 
-def save(folder: Path, step: int, tensors: dict[str, Tensor], texts: dict[str, str], keep: int) -> Path:
-    """Write the checkpoint of `step` into the run's `checkpoints` folder; all ranks call it together.
-
-    `texts` are further files by name. Older complete checkpoints beyond `keep` are removed afterwards. Raises UserError
-    C004 on every rank where any rank could not write; what was complete before stays.
-    """
-    final = folder / f"step-{step:07d}"
-    beside = folder / f".step-{step:07d}.part"
-    speaker = dist.get_rank() == 0
-
-    def begin() -> None:
-        if speaker:
-            shutil.rmtree(beside, ignore_errors=True)
-            beside.mkdir(parents=True)
-
-    def write() -> None:
-        dcp.save(tensors, storage_writer=dcp.HuggingFaceStorageWriter(str(beside), save_distributed=True))
-
-    def finish() -> None:
-        if speaker:
-            for name, text in texts.items():
-                (beside / name).write_text(text, encoding="utf-8")
-            seal(beside, final)
-            _retain(folder, keep)
-
-    size = sum(t.numel() * t.element_size() for t in tensors.values())
-    for part in (begin, write, finish):
-        _together(part, final, size)
-    return final
+# --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def _together(part: Callable[[], None], path: Path, size: int) -> None:
-    """Run a part of a save; a failure on any rank is the same error on all, so that none waits for another."""
-    failure = ""
-    try:
-        part()
-    except (Exception, CheckpointException) as caught:  # the storage library wraps what the disk said in its own
-        failure = _reason(caught)
-    failures: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(failures, failure)
-    if found := next(filter(None, failures), None):
-        raise error("C004", "record.folder", path=path, detail=found, bytes=size)
+def final_path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:07d}"
 
 
-def _reason(caught: BaseException) -> str:
-    """The operating system's word for a failure, out of whatever it is wrapped in."""
-    inner: BaseException | None = caught
-    while inner is not None:
-        if isinstance(inner, OSError) and inner.strerror:
-            return inner.strerror
-        inner = inner.__cause__ or inner.__context__
-    return str(caught).strip().splitlines()[-1] if str(caught).strip() else type(caught).__name__
+def beside_path(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step is written until it is whole."""
+    return folder / f".step-{step:07d}.part"
 
 
-def seal(beside: Path, final: Path) -> Path:
-    """Sync every file, list them, and give the folder its name, which is returned."""
-    sizes = {}
-    for path in sorted(beside.iterdir()):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        sizes[path.name] = path.stat().st_size
-    marker = beside / COMPLETE
-    with marker.open("w") as file:
-        json.dump({"files": sizes}, file)
+def begin(folder: Path, step: int) -> Path:
+    """An empty folder for the checkpoint of a step. Raises OSError."""
+    beside = beside_path(folder, step)
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    return beside
+
+
+def write_file(path: Path, content: bytes) -> File:
+    """Write a file through to the disk. Raises OSError."""
+    with path.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    if final.exists():  # a resumed run reached the same step again: the newer one is as good, and whole
-        shutil.rmtree(final)
+    return File(len(content), zlib.crc32(content))
+
+
+def seal(beside: Path, final: Path, files: dict[str, File], texts: dict[str, str]) -> Path:
+    """Add the texts, list everything, and give the folder its name, which is returned. `files` are on disk already.
+
+    A checkpoint of the same name is replaced: a run that went back has reached the step again. Raises OSError.
+    """
+    listed = {**files, **{name: write_file(beside / name, text.encode()) for name, text in texts.items()}}
+    content = {
+        "files": {name: {"bytes": file.bytes, "crc32": file.crc32} for name, file in sorted(listed.items())},
+        "serial": 1 + max((_serial(path) for path in _candidates(final.parent)), default=0),
+    }
+    write_file(beside / COMPLETE, json.dumps(content, indent=1).encode())
+    _sync_folder(beside)
+    _put_in_place(beside, final)
+    return final
+
+
+def _put_in_place(beside: Path, final: Path) -> None:
+    """Rename, and point to it. Killed in between, `recover` does the rest."""
+    replaced = final.with_name(f".{final.name}.replaced")
+    if final.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
     beside.rename(final)
     _sync_folder(final.parent)
-    return final
+    shutil.rmtree(replaced, ignore_errors=True)
+    pointer = final.parent / f".{LATEST}.new"
+    write_file(pointer, f"{final.name}\n".encode())
+    pointer.replace(final.parent / LATEST)
+    _sync_folder(final.parent)
 
 
 def _sync_folder(path: Path) -> None:
@@ -118,53 +114,143 @@ def _sync_folder(path: Path) -> None:
         os.close(handle)
 
 
-def _retain(folder: Path, keep: int) -> None:
-    complete = [path for path in _candidates(folder) if not problem(path)]
-    for path in complete[:-keep]:
+def retain(folder: Path, keep: int) -> None:
+    """Remove all complete checkpoints but the `keep` sealed last."""
+    for path in [path for path in _candidates(folder) if not problem(path)][:-keep]:
+        removed = path.with_name(f".{path.name}.removed")
         with contextlib.suppress(OSError):  # a folder that cannot be removed is only disk space
-            (path / COMPLETE).unlink()
-            shutil.rmtree(path)
+            path.rename(removed)  # at once no checkpoint any more, however long the removal takes
+            shutil.rmtree(removed)
+
+
+def recover(folder: Path) -> list[str]:
+    """Put right what a kill has left; what was done, in words. Only for the holder of the run folder's lock."""
+    said = []
+    for path in sorted(folder.glob(".step-*")):
+        found = re.fullmatch(r"\.(step-\d+)\.(part|replaced|removed)", path.name)
+        if not found:
+            continue
+        final = folder / found[1]
+        newer = found[2] == "part" or (found[2] == "replaced" and not final.exists())
+        if newer and not problem(path):
+            _put_in_place(path, final)
+            said.append(f"finished {final}: it was whole, only not renamed")
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+            said.append(f"removed {path}: {'an unfinished save' if found[2] == 'part' else 'a removal cut short'}")
+    return said
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
 
 
 def _candidates(folder: Path) -> list[Path]:
-    """Folders named like checkpoints, oldest first."""
+    """Folders named like checkpoints, in the order in which they were sealed (those without a serial by step)."""
     found = [path for path in folder.glob("step-*") if path.is_dir() and path.name.removeprefix("step-").isdigit()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+    return sorted(found, key=lambda path: (_serial(path), int(path.name.removeprefix("step-"))))
+
+
+def _serial(path: Path) -> int:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        return int(json.loads((path / COMPLETE).read_text("utf-8"))["serial"])
+    return 0
+
+
+def files(path: Path) -> dict[str, File]:
+    """What a checkpoint's complete.json lists. Raises UserError C001 where it cannot be read."""
+    try:
+        listed = json.loads((path / COMPLETE).read_text("utf-8"))["files"]
+        return {str(name): File(int(of["bytes"]), of["crc32"]) for name, of in listed.items()}
+    except FileNotFoundError:
+        detail = f"{COMPLETE} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        detail = f"{COMPLETE} cannot be read"
+    raise error("C001", place=str(path), path=path, detail=detail)
 
 
 def problem(path: Path) -> str:
-    """Why a folder is not a complete checkpoint; "" where it is."""
+    """Why a folder is not a complete checkpoint, by the sizes of its files; "" where it is."""
     try:
-        files = json.loads((path / COMPLETE).read_text("utf-8"))["files"]
-        for name, size in files.items():
+        for name, file in files(path).items():
             if not (path / name).is_file():
                 return f"{name} is missing"
-            if (actual := (path / name).stat().st_size) != size:
-                return f"{name} has {actual:,} bytes instead of {size:,}"
-    except FileNotFoundError:
-        return f"{COMPLETE} is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return f"{COMPLETE} cannot be read"
+            if (actual := (path / name).stat().st_size) != file.bytes:
+                return f"{name} has {actual:,} bytes instead of {file.bytes:,}"
+    except UserError as failure:
+        return failure.problems[0].rule.rpartition(": ")[2]
+    except OSError as failure:
+        return f"it cannot be read: {failure.strerror}"
     return ""
 
 
-def find(path: Path) -> tuple[Path | None, list[Skipped]]:
-    """The newest complete checkpoint of a run folder or checkpoints folder, or the one given; and what was passed over.
+def damage(path: Path, part: int = 0, parts: int = 1) -> str:
+    """The first file of a complete checkpoint whose content is not what was sealed; "" where all are.
 
-    Raises UserError C001 for a single checkpoint that is not complete.
+    Readers that work together each take one of `parts`.
     """
+    listed = sorted(files(path).items(), key=lambda entry: -entry[1].bytes)
+    for name, file in listed[part::parts]:
+        try:
+            if file.crc32 is not None and checksum(path / name) != file.crc32:
+                return f"the content of {name} is not what was saved (its checksum differs)"
+        except OSError as failure:
+            return f"{name} cannot be read: {failure.strerror}"
+    return ""
+
+
+def checksum(path: Path) -> int:
+    """CRC-32 of a file's content."""
+    value = 0
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(BLOCK):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def newest_first(path: Path) -> list[Path]:
+    """The folders to try for a run folder, a checkpoints folder, or one checkpoint."""
     if path.name.startswith("step-"):
-        if why := problem(path):
-            raise error("C001", place=str(path), path=path, detail=why)
-        return path, []
-    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+        return [path]
+    return _candidates(path / "checkpoints" if (path / "checkpoints").is_dir() else path)[::-1]
+
+
+def start(own: Path, asked: Path | None) -> Path:
+    """Where a run in the folder `own` begins: `asked`, unless that is elsewhere and the run has checkpoints itself."""
+    if asked is None:
+        return own
+    has_own = any(not problem(path) for path in newest_first(own))
+    return own if has_own and not is_inside(asked, own) else asked
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path is a folder or lies in it."""
+    return folder.resolve() in (path.resolve(), *path.resolve().parents)
+
+
+def find(path: Path) -> tuple[Path | None, list[Skipped]]:
+    """The newest undamaged checkpoint of a run folder or checkpoints folder, or the one given; and what was passed
+    over.
+
+    Raises UserError C001 for a single checkpoint that is not complete or damaged.
+    """
     skipped: list[Skipped] = []
-    for candidate in reversed(_candidates(folder)):
-        why = problem(candidate)
+    for candidate in newest_first(path):
+        why = problem(candidate) or damage(candidate)
         if not why:
             return candidate, skipped
+        if candidate == path:
+            raise error("C001", place=str(path), path=path, detail=why)
         skipped.append(Skipped(candidate, why))
     return None, skipped
+
+
+def found(path: Path) -> Path:
+    """The same where there must be one. Raises UserError C001 or C002."""
+    newest, skipped = find(path)
+    if newest is None:
+        detail = "".join(f"; {entry.path.name} was passed over: {entry.why}" for entry in skipped)
+        raise error("C002", place=str(path), path=f"{path}{detail}")
+    return newest
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -175,23 +261,3 @@ def read_state(path: Path) -> dict[str, Any]:
         return state
     except (OSError, ValueError, AssertionError, RecursionError):
         raise error("C001", place=str(path), path=path, detail="state.json cannot be read") from None
-
-
-def load(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Fill the given tensors in place from a checkpoint saved in any layout. Raises UserError C001 or C003."""
-    reader = dcp.HuggingFaceStorageReader(str(path))
-    try:
-        held = reader.read_metadata().state_dict_metadata
-    except (Exception, CheckpointException) as failure:  # a damaged file fails in many ways inside the storage library
-        raise error("C001", place=str(path), path=path, detail=_reason(failure)) from None
-    for name, tensor in tensors.items():
-        size = getattr(held.get(name), "size", None)
-        if size is None or tuple(size) != tuple(tensor.shape):
-            found = (
-                f"{name} is not in it" if size is None else f"{name} is {tuple(size)} there, {tuple(tensor.shape)} here"
-            )
-            raise error("C003", "checkpoint.load", path=path, detail=found)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process alone is meant
-        alone = not dist.is_initialized()
-        dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(path)), no_dist=alone)

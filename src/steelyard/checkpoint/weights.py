@@ -4,9 +4,9 @@ from pathlib import Path
 
 import torch
 
-from steelyard.checkpoint import store
+from steelyard.checkpoint import shards, store
 from steelyard.model.gpt import GPT
-from steelyard.spec import Loaded, error, load
+from steelyard.spec import Loaded, load
 
 
 def load_model(path: Path, device: torch.device) -> tuple[GPT, Loaded]:
@@ -14,12 +14,10 @@ def load_model(path: Path, device: torch.device) -> tuple[GPT, Loaded]:
 
     Raises UserError C001, C002, C003.
     """
-    found, _ = store.find(path)
-    if found is None:
-        raise error("C002", place=str(path), path=path)
+    found = store.found(path)
     saved = load(found / "run.toml")
     with torch.device("meta"):
         model = GPT(saved.run.model, saved.run.padded_vocab_size)
     model.to_empty(device=device)
-    store.load(found, {f"weights.{name}": parameter.detach() for name, parameter in model.named_parameters()})
+    shards.load(found, {f"weights.{name}": parameter.detach() for name, parameter in model.named_parameters()})
     return model.eval(), saved

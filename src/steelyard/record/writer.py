@@ -53,6 +53,11 @@ class RunFolder:
         if self._events:
             self._events.add(line)
 
+    @property
+    def position(self) -> int:
+        """Bytes of metrics.jsonl so far."""
+        return self._metrics.tell()
+
     def sync(self) -> None:
         """Everything written so far survives a power cut."""
         os.fsync(self._metrics.fileno())

@@ -232,17 +232,11 @@ class Note:
 
 def notes(run: Run) -> list[Note]:
     return [
-        *_save_notes(run),
         *_rate_notes(run),
         *_batch_notes(run),
         *_layout_notes(run),
         *_precision_notes(run.precision),
     ]
-
-
-def _save_notes(run: Run) -> Iterator[Note]:
-    if run.checkpoint.asynchronous:
-        yield Note("checkpoint.asynchronous", "training waits for its saves so far: asynchronous has no effect yet")
 
 
 def _rate_notes(run: Run) -> Iterator[Note]:

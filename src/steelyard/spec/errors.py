@@ -426,6 +426,67 @@ CATALOGUE: dict[str, Wording] = {
         "add it: the framework has no default for it",
         "The shape of the network has no default in Megatron-LM.",
     ),
+    "F011": Wording(
+        "cannot read this as a launch script: {detail}",
+        "give a shell script that starts a training, or its arguments as one list",
+        "Launch scripts are read with a grammar of bash. Text that is not shell, or far larger than a script that a person "
+        "wrote, is refused.",
+    ),
+    "F012": Wording(
+        "the script cannot be followed to its end: {detail}",
+        "give the arguments of the training itself, as one list",
+        "A script is followed without being run: loops, functions and values are worked out within fixed bounds, so that "
+        "no script can hang or fill the memory.",
+    ),
+    "F013": Wording(
+        "the script ends here before it starts a training; {count} arguments were given",
+        "write the script's own arguments behind --, for example `steelyard translate pretrain.sh -- 8 1 1 8 64 100`, or "
+        "--env NAME=value for a variable that it takes from the environment",
+        "Scripts check their arguments and leave when one is missing.",
+    ),
+    "F014": Wording(
+        "{flag} is {value}, and {why}",
+        "{advice}",
+        "A launch script is followed without being run. A value that only a run would tell is an error where the training "
+        "depends on it; where it does not, it is left as it stands.",
+    ),
+    "F015": Wording(
+        "{path} starts no training that is known here",
+        "give a script that runs Megatron-LM's, Megatron-DeepSpeed's or LiBai's training program, or its arguments",
+        "The training is found by its program (pretrain*.py, train*.py, run_*.py) behind python, torchrun, deepspeed, srun "
+        "and the like.",
+    ),
+    "F016": Wording(
+        "the script starts {count} different trainings, in the lines {lines}",
+        "choose one with --launch N, from 1 to {count}",
+        "Each translation is of one training.",
+    ),
+    "F017": Wording(
+        "{first} and {second} contradict each other: {detail}",
+        "make them equal; {advice}",
+        "A DeepSpeed job has two sources of truth, the flags of the program and DeepSpeed's JSON. Where both speak they must "
+        "agree: which of the two wins differs from value to value.",
+    ),
+    "F018": Wording(
+        "cannot read {path}: {detail}",
+        "{advice}",
+        "A configuration is read as data and never executed.",
+    ),
+    "F019": Wording(
+        "{count} flags of the script change the training in a way that a run file cannot say: {flags}",
+        "take them out of the script, or train from the run file that `steelyard translate` writes, which states them",
+        "Training something else than the script does would not be a translation.",
+    ),
+    "F020": Wording(
+        "{target} cannot say {key} = {value}",
+        "{advice}",
+        "A run is written for another framework only where that framework can do the same.",
+    ),
+    "F021": Wording(
+        "there is nothing to translate to {target!r}",
+        "targets are {known}",
+        "`steelyard translate` writes run files, scripts of other frameworks, and launch scripts for steelyard itself.",
+    ),
     # --- M: memory ---------------------------------------------------------------------------------------------------
     "M001": Wording(
         "there is no rank {rank} in a world of {world}",
@@ -580,8 +641,8 @@ CATALOGUE: dict[str, Wording] = {
     "C001": Wording(
         "{path} is not a complete checkpoint: {detail}",
         "give another checkpoint, or a run folder to take its newest complete one",
-        "A checkpoint is complete when its complete.json, written last, lists files that are all there at full size. "
-        "What a killed save left behind is never loaded.",
+        "A checkpoint is complete when its complete.json, written last, lists files that are all there, at full size "
+        "and with the content that was saved. What a killed save left behind is never loaded.",
     ),
     "C002": Wording(
         "there is no complete checkpoint in {path}",
@@ -615,9 +676,38 @@ CATALOGUE: dict[str, Wording] = {
         "Every tensor of a foreign checkpoint must be placed; none is dropped silently.",
     ),
     "C006": Wording(
-        "cannot read checkpoints of {framework}",
-        "--from may be megatron",
-        "`steelyard checkpoint convert` reads weights under Megatron core's names so far.",
+        "cannot convert a checkpoint {way} {framework}",
+        "--from may be megatron or huggingface; --to may be huggingface; one of the two is given",
+        "`steelyard checkpoint convert` reads Megatron-LM's and Hugging Face's weights and writes Hugging Face's.",
+    ),
+    "C007": Wording(
+        "{name} is another than in the checkpoint {path}: {there} there, {here} here",
+        "set it back, or say that it is meant: 'checkpoint.accept={accept}'",
+        "A run goes on with the same network and the same tokens in the same order. Rates, length and layout may "
+        "change freely; what changes the network's function or the data order needs its key in checkpoint.accept.",
+    ),
+    "C008": Wording(
+        "Hugging Face's {kind} cannot say {name} = {value}",
+        "{legal}",
+        "A converted model must compute the same logits, so what the other side has no word for is refused. GPT-2 has "
+        "learned positions, LayerNorm, biases and one key per head; Llama has rotary positions, RMSNorm and a gate.",
+    ),
+    "C009": Wording(
+        "{name} differs between {first} and {second}, although both hold copies of one tensor",
+        "the ranks of that training diverged: take an earlier checkpoint; copies are never averaged",
+        "What is replicated over tensor-parallel ranks is bit-equal in a healthy run. A difference means that they "
+        "trained different models, and no merge of them is the model that was trained.",
+    ),
+    "C010": Wording(
+        "the converted model computes other logits: {difference:.3g} apart, {limit:.3g} allowed",
+        "{path} is not usable; please report the run file",
+        "Every conversion is checked on the spot: random tokens go through both models, whose logits must agree.",
+    ),
+    "C011": Wording(
+        "cannot read the checkpoint {path}: {detail}",
+        "{advice}",
+        "Foreign checkpoints are read with torch.load(weights_only=True), which builds tensors, numbers and plain "
+        "containers and never runs code from the file.",
     ),
     "G001": Wording(
         "the prompt is empty, or the tokenizer {tokenizer} has ids that the model's vocabulary of {vocab} does not",

@@ -30,13 +30,19 @@ class Length(Section):
 
 
 class Checkpoint(Section):
-    """A checkpoint is also written at the end and on a stop signal. 0 switches an interval off."""
+    """A checkpoint is also written at the end and on a stop signal. 0 switches an interval off.
+
+    A run goes on from its own newest checkpoint; `load` (a run folder or one checkpoint) is where a run that has none
+    begins, or the checkpoint of its own that it goes back to. `accept` names the keys that may differ from the run that
+    saved although they change what the network computes or which tokens come next.
+    """
 
     every_steps: Amount = 1000
     every_minutes: float = Field(0.0, ge=0)
     keep: int = Field(3, ge=1)
-    asynchronous: bool = False
+    asynchronous: bool = True
     load: str = ""
+    accept: Annotated[tuple[str, ...], Field(strict=False)] = ()
 
 
 class Record(Section):

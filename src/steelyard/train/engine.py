@@ -52,7 +52,7 @@ class Engine:
         "micro_batches": the mean of micro-batch means.
         """
         self._sums.zero_()
-        prints = torch.tensor(sum(map(_fingerprint, batches)), dtype=torch.float64, device=self.mesh.device)
+        prints = torch.tensor(sum(map(fingerprint, batches)), dtype=torch.float64, device=self.mesh.device)
         batches = [_to(batch, self.mesh.device) for batch in batches]
         counts = torch.stack([batch.loss_mask.sum() for batch in batches]).double()
         totals = self.mesh.all_reduce(torch.stack([counts.sum(), prints]), ("data",))
@@ -194,7 +194,7 @@ def _joined(micro_batches: Sequence[Micro]) -> Micro:
     return Micro(batch, torch.cat([micro.weights for micro in micro_batches]))
 
 
-def _fingerprint(batch: Batch) -> int:
+def fingerprint(batch: Batch) -> int:
     """A checksum of token ids and sample numbers that adds up over micro-batches and ranks."""
     rows = zip(batch.samples.tolist(), batch.tokens.numpy(force=True), strict=True)
     return sum(zlib.crc32(row.tobytes(), number & 0xFFFFFFFF) for number, row in rows)

@@ -10,17 +10,18 @@ import torch
 import torch.distributed as dist
 
 from steelyard import hardware
-from steelyard.checkpoint import store
+from steelyard.checkpoint import changes, shards, store
+from steelyard.checkpoint.saver import Saved, Saver
 from steelyard.data.loader import Split, open_data
 from steelyard.parallel.mesh import Mesh
 from steelyard.plan import sheet
 from steelyard.predict import flops, memory, parameters
 from steelyard.record.schema import Checkpoint, Event, Step, Validation
 from steelyard.record.writer import RunFolder
-from steelyard.spec import Loaded, UserError, error, progress, write
+from steelyard.spec import Loaded, UserError, error, load, progress, write
 from steelyard.train import environment, measure
 from steelyard.train.clock import Clock
-from steelyard.train.engine import Engine, share
+from steelyard.train.engine import Engine, fingerprint, share
 from steelyard.train.state import State
 from steelyard.train.step import Outcome, step
 from steelyard.train.watch import StopSignal, Watch
@@ -64,7 +65,13 @@ class Loop:
             self.engine = Engine(self.run, mesh)
             self._assert_parameters()
         self.last_loss: float | None = None
+        self.saver = Saver(
+            Path(self.run.record.folder) / "checkpoints", self.run.checkpoint.keep, mesh, self.run.stop.hang_seconds,
+            beat=lambda: watch.beat("save"), before_sealing=self.folder.sync if self.folder else lambda: None,
+        )  # fmt: skip
+        self.told: Saved | None = None
         self.saved_step = -1
+        self.last_batch = (0, 0)  # first sample and size
         self.mfu_is_impossible = False
         self.saved_at = time.monotonic()
 
@@ -113,32 +120,75 @@ class Loop:
         self.display.note(f"parameters: {unique:,} unique, counted on the live model and equal to the plan")
 
     def resume(self) -> None:
-        """Continue from the newest complete checkpoint of this run, or of the one `checkpoint.load` names."""
-        asked = self.run.checkpoint.load
-        found: list[Any] = [None]
-        if self.mesh.is_first:
-            path, skipped = store.find(Path(asked or self.run.record.folder))
-            for entry in skipped:
-                self.display.note(f"passed over {entry.path}: {entry.why}")
-            if asked and path is None:
-                raise error("C002", "checkpoint.load", path=asked)
-            found = [str(path) if path else None]
-        dist.broadcast_object_list(found)
-        if found[0] is not None:
-            self._load(Path(found[0]))
+        """Continue from this run's newest complete checkpoint; where it has none, from what `checkpoint.load` names."""
+        path = self._choose()
+        if path is not None:
+            self._load(path)
         self._describe()
-        self._record(Event(self.state.step, "start", {"checkpoint": found[0]}))
+        self._record(Event(self.state.step, "start", {"checkpoint": str(path) if path else None}))
         self._record(Event(self.state.step, "parameters", self.counted))
+
+    def _choose(self) -> Path | None:
+        """The newest checkpoint that is whole and undamaged; every rank checks a share of its files."""
+        asked, said = self.run.checkpoint.load, [""]
+        if self.mesh.is_first:
+            own = Path(self.run.record.folder)
+            for line in store.recover(own / "checkpoints"):
+                self.display.note(line)
+            said = [str(store.start(own, Path(asked) if asked else None))]
+        dist.broadcast_object_list(said)
+        source = Path(said[0])
+        for path in store.newest_first(source):
+            whys = [""] * dist.get_world_size()
+            dist.all_gather_object(
+                whys, store.problem(path) or store.damage(path, dist.get_rank(), dist.get_world_size())
+            )
+            why = next(filter(None, whys), "")
+            if not why:
+                return path
+            if path == source:
+                raise error("C001", "checkpoint.load", path=path, detail=why)
+            self.display.note(f"passed over {path}: {why}")
+            self._record(Event(self.state.step, "passed_over", {"checkpoint": str(path), "why": why}))
+        if asked and source == Path(asked):
+            raise error("C002", "checkpoint.load", path=asked)
+        return None
 
     def _load(self, path: Path) -> None:
         saved = store.read_state(path)
+        self._compare(path, saved)
         self.state = State(**saved["state"])
         if saved["scaler"]:
             self.engine.scaler.load(saved["scaler"])
-        store.load(path, self.engine.tensors(with_optimizer=self.state.updates > 0, loading=True))
+        tensors = self.engine.tensors(with_optimizer=self.state.updates > 0, loading=True)
+        shards.load(path, tensors, self.run.model.vocab_size)
         self.engine.after_load(self.state.updates)
         self.saved_step = self.state.step
+        recorded = saved.get("record") or 0
+        if self.folder and store.is_inside(path, self.folder.path) and self.folder.position < recorded:
+            self.display.note("warning: metrics.jsonl is shorter than when the checkpoint was saved: lines are lost")
         self.display.note(f"resumed from {path} after {self.state.step} steps, {self.state.samples:,} samples")
+
+    def _compare(self, path: Path, saved: dict[str, Any]) -> None:
+        """Say what this run does otherwise than the one that saved; refuse what changes the network or the tokens."""
+        same = [True]
+        if self.mesh.is_first and saved.get("batch"):
+            same = [self._reads_alike(**saved["batch"])]
+        dist.broadcast_object_list(same)
+        step = saved["state"].get("step", 0)
+        found = changes.judge(load(path / "run.toml").run, self.run, step, same[0], path)
+        for change in found:
+            self.display.note(f"changed since the checkpoint: {change}")
+        if found:
+            detail = {change.key: [change.there, change.here] for change in found}
+            self._record(Event(step, "changed", detail))
+
+    def _reads_alike(self, first: int, size: int, hash: str) -> bool:
+        """Whether the samples that were trained on last are still those that stand there."""
+        split = self.splits["train"]
+        if first + size > split.num_samples:  # nothing is left to train on
+            return True
+        return f"{sum(fingerprint(split.batch(number, 1)) for number in range(first, first + size)):x}" == hash
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -149,6 +199,7 @@ class Loop:
             outcome = self._step()
             if outcome.updated and self.state.updates == 1:
                 self._check_memory()
+            self._tell_saved(self.saver.outcome)
             self._between_steps()
             result = self._stop_reason(outcome)
         self._finish()
@@ -168,6 +219,7 @@ class Loop:
         rate = self.schedule.rate(state.samples_updated, size)
         with self.clock.phase("data"):
             batches = share(self.splits["train"], state.samples, size, run, self.mesh)
+        self.last_batch = (state.samples, size)
         outcome = step(run, self.engine, batches, rate, state.step, self.clock)
         state.advance(size, run.model.seq_length, outcome.updated, outcome.nan)
         seconds = time.perf_counter() - began
@@ -263,8 +315,9 @@ class Loop:
 
     def _finish(self) -> None:
         """The last checkpoint, then the closing evaluation unless somebody is waiting for the run to leave."""
-        if self.state.step > self.saved_step:
+        if self._wait_for_save() or self.state.step > self.saved_step:
             self._save()
+            self._must_be_saved()
         every, steps = self.run.evaluation.every_steps, self.run.evaluation.steps
         if steps and not self._agreed(bool(self.signals.received)):
             self._evaluate(self.state.step // every if every else 0)
@@ -292,21 +345,48 @@ class Loop:
             self.display.validation(line)
 
     def _save(self) -> None:
-        began = time.perf_counter()
-        folder = Path(self.run.record.folder) / "checkpoints"
-        if self.folder:
-            self.folder.sync()
-        state = {"schema": 1, "state": self.state.as_json(), "scaler": self.engine.scaler.state()}
+        """Begin a checkpoint of this moment; whether it was sealed is told when it is known."""
+        first, size = self.last_batch
+        batch = {"first": first, "size": size, "hash": f"{self.engine.fingerprint:x}"} if size else None
+        scaler, record = self.engine.scaler.state(), self.folder.position if self.folder else None
+        state = {"schema": 1, "state": self.state.as_json(), "scaler": scaler, "batch": batch, "record": record}
         texts = {"state.json": json.dumps(state, indent=1), "run.toml": self._toml()}
-        tensors = self.engine.tensors(with_optimizer=self.state.updates > 0)
+        self._wait_for_save()
         with self.clock.phase("save"):
-            path = store.save(folder, self.state.step, tensors, texts, self.run.checkpoint.keep)
+            tensors = self.engine.tensors(with_optimizer=self.state.updates > 0)
+            self.saver.begin(self.state.step, tensors, texts)
         self.saved_step, self.saved_at = self.state.step, time.monotonic()
-        seconds = time.perf_counter() - began
-        if self.folder:
-            size = sum(file.stat().st_size for file in path.iterdir())
-            self._record(Checkpoint(self.state.step, str(path), size, seconds, seconds))
-            self.display.note(f"saved {path} ({size / 2**20:,.1f} MiB in {seconds:.1f} s)")
+        if not self.run.checkpoint.asynchronous:
+            self._must_be_saved()
+
+    def _wait_for_save(self) -> str:
+        """Until no save is in flight; why the last one failed, the same on all ranks, "" where it did not."""
+        with self.clock.phase("save"):
+            outcome = self.saver.wait()
+        self._tell_saved(outcome)
+        return outcome.problem if outcome else ""
+
+    def _must_be_saved(self) -> None:
+        """Wait for the save and raise UserError C004 on every rank where it failed."""
+        if problem := self._wait_for_save():
+            assert self.told
+            raise error("C004", "record.folder", path=self.told.path, detail=problem, bytes=self.told.bytes)
+
+    def _tell_saved(self, saved: Saved | None) -> None:
+        """Record how a save ended, once. A failed one does not end training: earlier checkpoints stand, more follow."""
+        if saved is None or saved is self.told:
+            return
+        self.told = saved
+        if saved.problem:
+            self._record(Event(self.state.step, "checkpoint_failed", {"step": saved.step, "problem": saved.problem}))
+            self.display.note(
+                f"warning: no checkpoint of step {saved.step}: {saved.problem} ({saved.bytes:,} bytes are needed in "
+                f"{saved.path.parent}); earlier ones are untouched"
+            )
+            return
+        self._record(Checkpoint(saved.step, str(saved.path), saved.bytes, saved.seconds, saved.blocked_seconds))
+        waited = f"; training waited {saved.blocked_seconds:.2f} s" if self.run.checkpoint.asynchronous else ""
+        self.display.note(f"saved {saved.path} ({saved.bytes / 2**20:,.1f} MiB in {saved.seconds:.1f} s{waited})")
 
     def _agreed(self, flag: bool) -> bool:
         """Whether any rank says so."""

@@ -1,14 +1,13 @@
 """Weights from elsewhere as a checkpoint of step 0 that a run can start from."""
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from steelyard.checkpoint import store
+from steelyard.checkpoint import shards, store
 from steelyard.predict import parameters
 from steelyard.spec import Run, error, write
 
@@ -27,19 +26,15 @@ def check(tensors: Mapping[str, Tensor], run: Run, source: Path) -> None:
 def write_start(tensors: Mapping[str, Tensor], run: Run, source: Path, folder: Path) -> Path:
     """Write `folder`/checkpoints/step-0000000 with these float32 weights and no optimizer state, for
     `checkpoint.load`. Raises UserError C003, C004."""
-    from safetensors.torch import save_file
-
     check(tensors, run, source)
-    beside = folder / "checkpoints" / ".step-0000000.part"
+    state = {"schema": 1, "state": {}, "scaler": None, "source": str(source)}
+    texts = {"state.json": json.dumps(state), "run.toml": write.dumps(run)}
+    whole = {f"weights.{name}": tensor.float() for name, tensor in tensors.items()}
+    name = "shard-00000.safetensors"
     try:
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-        whole = {f"weights.{name}": tensor.float().contiguous() for name, tensor in tensors.items()}
-        save_file(whole, beside / "shard-00001-model-00001-of-00001.safetensors")
-        state = {"schema": 1, "state": {}, "scaler": None, "source": str(source)}
-        (beside / "state.json").write_text(json.dumps(state))
-        (beside / "run.toml").write_text(write.dumps(run))
-        return store.seal(beside, folder / "checkpoints" / "step-0000000")
+        beside = store.begin(folder / "checkpoints", 0)
+        file = shards.write(beside / name, shards.stage([b for n, t in whole.items() for b in shards.blocks(n, t)]))
+        return store.seal(beside, store.final_path(folder / "checkpoints", 0), {name: file}, texts)
     except OSError as failure:
         size = sum(tensor.numel() * torch.float32.itemsize for tensor in tensors.values())
         raise error("C004", path=folder, detail=failure.strerror, bytes=size) from None

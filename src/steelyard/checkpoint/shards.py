@@ -1,0 +1,245 @@
+"""Tensors in a checkpoint: which block of which tensor a rank writes, and reading any block back on any layout.
+
+One safetensors file per rank, with the place of each block within its tensor in the header, as PyTorch's distributed
+checkpoints write it (`DCP_SHARDING_INFO`), so that `torch.distributed.checkpoint.HuggingFaceStorageReader` reads the
+folder too. A rank needs no other to know what it writes: it follows from the placements.
+"""
+
+import json
+import math
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from steelyard.checkpoint.store import BLOCK, File
+from steelyard.parallel.mesh import Mesh
+from steelyard.spec.errors import error
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+TABLES = ("embedding.word.weight", "head.weight")  # one row a token, padding rows behind
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of a whole tensor: where it begins in it, and its values."""
+
+    name: str
+    offsets: tuple[int, ...]
+    values: Tensor
+
+
+def blocks(name: str, tensor: Tensor) -> list[Block]:
+    """What this process holds of a tensor; nothing of it is copied."""
+    if not isinstance(tensor, DTensor):
+        return [Block(name, (0,) * tensor.dim(), tensor)]
+    local = tensor.to_local()
+    return [Block(name, tuple(chunk.offsets), local) for chunk in tensor.__create_chunk_list__() if local.numel()]
+
+
+def owned(tensors: Mapping[str, Tensor], mesh: Mesh) -> list[Block]:
+    """The blocks this rank writes. Of ranks that hold the same block one does, in turn by the tensor's name."""
+    found = [
+        block for name, tensor in tensors.items() if _is_mine(name, tensor, mesh) for block in blocks(name, tensor)
+    ]
+    # wide ones first, so that every block is aligned in the file
+    return sorted(found, key=lambda block: (-block.values.element_size(), block.name))
+
+
+def _is_mine(name: str, tensor: Tensor, mesh: Mesh) -> bool:
+    turn = zlib.crc32(name.encode())
+    return all(
+        _is_cut(tensor, axis) or mesh.whole.get_local_rank(axis) == turn % mesh.whole[axis].size()
+        for axis in ("replicate", "shard", "tensor")
+    )
+
+
+def _is_cut(tensor: Tensor, axis: str) -> bool:
+    """Whether the ranks of a mesh axis hold different blocks of a tensor."""
+    if not isinstance(tensor, DTensor):
+        return False
+    names = tensor.device_mesh.mesh_dim_names or ()
+    return axis in names and not tensor.placements[names.index(axis)].is_replicate()
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Blocks copied to the host, as the bytes of a safetensors file: its header, and what follows it."""
+
+    header: bytes
+    data: Tensor  # [bytes] uint8
+
+    @property
+    def bytes(self) -> int:
+        return len(self.header) + self.data.numel()
+
+
+def stage(mine: Sequence[Block], buffer: Tensor | None = None) -> Staged:
+    """Copy blocks to the host. `buffer` is an earlier save's, used again where it is large enough."""
+    sizes = [block.values.numel() * block.values.element_size() for block in mine]
+    total = sum(sizes)
+    on_gpu = any(block.values.is_cuda for block in mine)
+    if buffer is None or buffer.numel() < total:
+        buffer = torch.empty(total, dtype=torch.uint8, pin_memory=on_gpu)
+    header, start = {}, 0
+    for block, size in zip(mine, sizes, strict=True):
+        place = buffer[start : start + size].view(block.values.dtype).view(block.values.shape)
+        place.copy_(block.values, non_blocking=True)
+        shape, end = list(block.values.shape), start + size
+        header[block.name] = {"dtype": NAMES[place.dtype], "shape": shape, "data_offsets": [start, end]}
+        start = end
+    if on_gpu:
+        torch.cuda.synchronize()
+    return Staged(_header(header, mine), buffer[:total])
+
+
+def _header(entries: dict[str, Any], mine: Sequence[Block]) -> bytes:
+    offsets = {block.name: {"saved_offsets": list(block.offsets)} for block in mine}
+    metadata = {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(offsets)}
+    text = json.dumps({"__metadata__": metadata, **entries}).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def write(path: Path, staged: Staged, progress: Callable[[], None] = lambda: None) -> File:
+    """Write a staged file through to the disk; `progress` is called after every block of bytes. Raises OSError.
+
+    Neither writing nor the checksum holds the interpreter's lock, so training goes on meanwhile.
+    """
+    data = staged.data.numpy().data
+    crc = zlib.crc32(staged.header)
+    with path.open("wb", buffering=0) as file:
+        _write_all(file, memoryview(staged.header))
+        for start in range(0, len(data), BLOCK):
+            block = data[start : start + BLOCK]
+            crc = zlib.crc32(block, crc)
+            _write_all(file, block)
+            progress()
+        os.fsync(file.fileno())
+    return File(staged.bytes, crc)
+
+
+def _write_all(file: Any, content: memoryview) -> None:
+    while content:
+        content = content[file.write(content) :]
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A block in a file."""
+
+    file: Path
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def index(path: Path) -> dict[str, list[Entry]]:
+    """Every tensor of a checkpoint folder by name, with its blocks. Raises UserError C001 for a damaged file."""
+    found: dict[str, list[Entry]] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        try:
+            with file.open("rb") as opened:
+                (length,) = struct.unpack("<Q", opened.read(8))
+                header = json.loads(opened.read(min(length, file.stat().st_size)))
+            places = json.loads(header.pop("__metadata__", {}).get("DCP_SHARDING_INFO", "{}"))
+            for name, entry in header.items():
+                shape = tuple(entry["shape"])
+                offsets = tuple(places[name]["saved_offsets"]) if name in places else (0,) * len(shape)
+                found.setdefault(name, []).append(Entry(file, offsets, shape, DTYPES[entry["dtype"]]))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError):
+            raise error("C001", place=str(file), path=path, detail=f"{file.name} cannot be read") from None
+    return found
+
+
+def whole_shape(entries: Sequence[Entry]) -> tuple[int, ...]:
+    """Shape of the tensor that the blocks make up."""
+    ends = [[o + s for o, s in zip(entry.offsets, entry.shape, strict=True)] for entry in entries]
+    return tuple(max(sizes) for sizes in zip(*ends, strict=True))
+
+
+def load(path: Path, tensors: Mapping[str, Tensor], vocab_size: int | None = None) -> None:
+    """Fill the given tensors in place from a checkpoint saved in any layout, a block at a time.
+
+    Vocabulary tables may have another number of padding rows behind their `vocab_size` real ones: what is too many is
+    left out, what is missing keeps the value it has. Raises UserError C001 for a damaged file, C003 for tensors of
+    another model.
+    """
+    held = index(path)
+    with ExitStack() as stack:
+        files = _Files(stack, path)
+        for name, tensor in tensors.items():
+            _check(path, name, tuple(tensor.shape), held.get(name, []), vocab_size)
+            for block in blocks(name, tensor):
+                for entry in held[name]:
+                    _copy_common(files, entry, block)
+
+
+def _check(path: Path, name: str, here: tuple[int, ...], entries: list[Entry], vocab_size: int | None) -> None:
+    if not entries:
+        raise error("C003", "checkpoint.load", path=path, detail=f"{name} is not in it")
+    there = whole_shape(entries)
+    table = name.partition(".")[2] in TABLES and vocab_size is not None
+    rows_fit = table and there[1:] == here[1:] and min(there[0], here[0]) >= (vocab_size or 0)
+    if there != here and not rows_fit:
+        raise error("C003", "checkpoint.load", path=path, detail=f"{name} is {there} there, {here} here")
+    if sum(math.prod(entry.shape) for entry in entries) != math.prod(there):
+        raise error("C001", place=str(path), path=path, detail=f"a part of {name} is in no file")
+
+
+class _Files:
+    """The safetensors files of a checkpoint, each opened once."""
+
+    def __init__(self, stack: ExitStack, path: Path):
+        self._stack, self._path, self._opened = stack, path, {}  # type: ExitStack, Path, dict[Path, Any]
+
+    def read(self, entry: Entry, name: str, part: tuple[slice, ...]) -> Tensor:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            if entry.file not in self._opened:
+                self._opened[entry.file] = self._stack.enter_context(safe_open(entry.file, framework="pt"))
+            handle = self._opened[entry.file]
+            return handle.get_slice(name)[part] if part else handle.get_tensor(name)
+        except (OSError, SafetensorError, ValueError) as failure:
+            detail = f"{entry.file.name} cannot be read ({failure})"
+            raise error("C001", place=str(entry.file), path=self._path, detail=detail) from None
+
+
+def _copy_common(files: _Files, entry: Entry, block: Block) -> None:
+    """Copy what a block in a file and a block in memory have in common."""
+    there, here = [], []
+    for first, size, begin, length in zip(entry.offsets, entry.shape, block.offsets, block.values.shape, strict=True):
+        start, end = max(first, begin), min(first + size, begin + length)
+        if start >= end:
+            return
+        there.append(slice(start - first, end - first))
+        here.append(slice(start - begin, end - begin))
+    block.values[tuple(here)].copy_(files.read(entry, block.name, tuple(there)))
+
+
+def read_whole(path: Path, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor whose name begins with `prefix`, whole, on the CPU, in its saved dtype, one at a time."""
+    for name, entries in index(path).items():
+        if name.startswith(prefix):
+            tensor = torch.empty(whole_shape(entries), dtype=entries[0].dtype)
+            load(path, {name: tensor})
+            yield name, tensor
