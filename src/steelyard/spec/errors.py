@@ -709,6 +709,11 @@ CATALOGUE: dict[str, Wording] = {
         "Foreign checkpoints are read with torch.load(weights_only=True), which builds tensors, numbers and plain "
         "containers and never runs code from the file.",
     ),
+    "C012": Wording(
+        "a Megatron-LM checkpoint does not say which run it is for",
+        "give the run file of the model with --run RUN.toml; `steelyard translate` makes one of a launch script",
+        "Tensors alone do not tell heads, activation, norm or vocabulary; the run file does.",
+    ),
     "G001": Wording(
         "the prompt is empty, or the tokenizer {tokenizer} has ids that the model's vocabulary of {vocab} does not",
         "give --prompt some text, and the checkpoint the tokenizer it was trained with",
