@@ -15,6 +15,7 @@ executes is stored, and nothing is unpickled.
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -145,12 +146,13 @@ def recover(folder: Path) -> list[str]:
 
 
 def _candidates(folder: Path) -> list[Path]:
-    """Folders named like checkpoints, in the order in which they were sealed (those without a serial by step)."""
+    """Folders named like checkpoints, in the order in which they were sealed; where that cannot be read, last."""
     found = [path for path in folder.glob("step-*") if path.is_dir() and path.name.removeprefix("step-").isdigit()]
-    return sorted(found, key=lambda path: (_serial(path), int(path.name.removeprefix("step-"))))
+    return sorted(found, key=lambda path: (_serial(path) or math.inf, int(path.name.removeprefix("step-"))))
 
 
 def _serial(path: Path) -> int:
+    """From 1 on; 0 where it cannot be read."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         return int(json.loads((path / COMPLETE).read_text("utf-8"))["serial"])
     return 0
