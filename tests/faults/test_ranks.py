@@ -2,6 +2,7 @@
 leaves no process behind."""
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -17,11 +18,13 @@ from tests.train.conftest import T1, corpus, t1  # noqa: F401  # fixtures
 LONG = ("length.steps=100000", "evaluation.steps=0")
 
 
-def start(*arguments, **environment):
+def start(*arguments, limit=None, **environment):
+    """Start the program in a session of its own; `limit`: bytes that a file of it may have."""
     command = [sys.executable, "-m", "steelyard.cli.main", *map(str, arguments)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, **environment},
+        preexec_fn=limit and (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))),
     )  # fmt: skip
 
 

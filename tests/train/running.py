@@ -11,14 +11,15 @@ from steelyard.train.loop import Loop
 from steelyard.train.watch import StopSignal, Watch
 
 
-def on_rank(path, overrides):
-    """Runs on every rank of a pool: the Result of the run."""
+def on_rank(path, overrides, resumed=lambda loop: None):
+    """Runs on every rank of a pool: the Result of the run. `resumed(loop)` is called before its first step."""
     loaded = load(path, overrides, dist.get_world_size())
     watch = Watch(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size())
     loop = Loop(
         loaded, mesh.build(loaded.run.parallel, torch.device("cpu")), watch, StopSignal(watch, launched=False), Silent()
     )
     loop.resume()
+    resumed(loop)
     return loop.train()
 
 

@@ -29,6 +29,7 @@ DTYPES = {
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+AXES = ("replicate", "shard", "tensor")  # over which ranks of one pipeline stage may hold the same block
 TABLES = ("embedding.word.weight", "head.weight")  # one row a token, padding rows behind
 
 
@@ -51,19 +52,15 @@ def blocks(name: str, tensor: Tensor) -> list[Block]:
 
 def owned(tensors: Mapping[str, Tensor], mesh: Mesh) -> list[Block]:
     """The blocks this rank writes. Of ranks that hold the same block one does, in turn by the tensor's name."""
+    axes = {axis: (mesh.whole.get_local_rank(axis), mesh.whole[axis].size()) for axis in AXES}
     found = [
-        block for name, tensor in tensors.items() if _is_mine(name, tensor, mesh) for block in blocks(name, tensor)
+        block
+        for name, tensor in tensors.items()
+        if all(_is_cut(tensor, axis) or rank == zlib.crc32(name.encode()) % size for axis, (rank, size) in axes.items())
+        for block in blocks(name, tensor)
     ]
     # wide ones first, so that every block is aligned in the file
     return sorted(found, key=lambda block: (-block.values.element_size(), block.name))
-
-
-def _is_mine(name: str, tensor: Tensor, mesh: Mesh) -> bool:
-    turn = zlib.crc32(name.encode())
-    return all(
-        _is_cut(tensor, axis) or mesh.whole.get_local_rank(axis) == turn % mesh.whole[axis].size()
-        for axis in ("replicate", "shard", "tensor")
-    )
 
 
 def _is_cut(tensor: Tensor, axis: str) -> bool:

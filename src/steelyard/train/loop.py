@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -84,10 +85,11 @@ class Loop:
     def _describe(self) -> None:
         """What was asked and predicted, and what it runs on; written once nothing can be refused any more."""
         if self.folder:
-            self.folder.write_text("run.toml", self._toml())
+            self.folder.write_text("run.toml", self._toml)
             self.folder.write_json("plan.json", sheet.as_json(self.run))
             self.folder.write_json("environment.json", environment.describe(self.mesh.device))
 
+    @cached_property
     def _toml(self) -> str:
         return write.dumps(self.run, lambda key: str(self.loaded.origin(key)))
 
@@ -350,7 +352,7 @@ class Loop:
         batch = {"first": first, "size": size, "hash": f"{self.engine.fingerprint:x}"} if size else None
         scaler, record = self.engine.scaler.state(), self.folder.position if self.folder else None
         state = {"schema": 1, "state": self.state.as_json(), "scaler": scaler, "batch": batch, "record": record}
-        texts = {"state.json": json.dumps(state, indent=1), "run.toml": self._toml()}
+        texts = {"state.json": json.dumps(state, indent=1), "run.toml": self._toml}
         self._wait_for_save()
         with self.clock.phase("save"):
             tensors = self.engine.tensors(with_optimizer=self.state.updates > 0)
