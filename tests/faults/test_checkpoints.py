@@ -64,6 +64,8 @@ def _live(rank, world, meeting, path, folder, options, digests, limit):
     except UserError as failure:
         Path(f"{folder}.error").write_text(str(failure))
         code = 2
+    except Exception:  # its peer was killed
+        code = 3
     os._exit(code)
 
 
