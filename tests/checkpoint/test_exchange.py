@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+import torch.distributed as dist
 
 from steelyard.checkpoint import shards, store
 from steelyard.checkpoint.convert import exchange, huggingface, legacy, weights
 from steelyard.checkpoint.weights import load_model
+from steelyard.record.read import read_folder
 from steelyard.spec import UserError, resolve
-from tests.train.running import train
+from tests.train.running import on_rank, train
 
 GPT2 = ("length.steps=3",)
 LLAMA = (
@@ -101,6 +103,24 @@ def _export_wrongly(folder):
         exchange.export(folder / "run", folder / "hf", "fp32")
     finally:
         huggingface.split_groups = true
+
+
+def test_d06_ranks_that_hold_unequal_copies_are_noticed_and_not_exported(pools, t1, tmp_path):
+    pools(2).run(_perturbed, t1)
+    (event,) = [e for e in read_folder(tmp_path / "run").events if e.what == "copies_differ"]
+    assert event.detail["tensors"] == ["weights.layers.1.mlp_norm.bias: rank 0 and rank 1"]
+    with pytest.raises(AssertionError, match=r"C009.*layers.1.mlp_norm.bias differs between rank 0 and rank 1"):
+        pools(1).run(exchange.export, tmp_path / "run", tmp_path / "hf", "fp32")
+
+
+def _perturbed(path):
+    def perturb(loop):
+        if dist.get_rank() == 1:
+            loop.engine.named["layers.1.mlp_norm.bias"].detach()[3] += 1e-6
+
+    options = ("evaluation.steps=0", "length.steps=1", "parallel.tensor=2", "learning_rate.warmup_steps=0",
+               "learning_rate.peak=0.0", "learning_rate.minimum=0.0")  # fmt: skip
+    on_rank(path, options, resumed=perturb)
 
 
 # --- Megatron-LM's legacy folders -------------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ POLL_SECONDS = 0.02
 @dataclass(frozen=True)
 class Saved:
     """How a save ended. `blocked_seconds` is what it took from training, `seconds` how long it took to be sealed, both
-    on this rank; `problem` is why there is no checkpoint, "" where there is."""
+    on this rank; `problem` is why there is no checkpoint, "" where there is. `unequal`: tensors of which ranks held
+    unequal copies, known to the first rank."""
 
     step: int
     path: Path
@@ -36,6 +37,7 @@ class Saved:
     seconds: float
     blocked_seconds: float
     problem: str = ""
+    unequal: tuple[str, ...] = ()
 
 
 class Saver:
@@ -78,11 +80,11 @@ class Saver:
         if problem:
             self.outcome = save.ended(problem, time.perf_counter() - began)
             return
-        staged = shards.stage(mine, self._buffer)
+        staged, copies = shards.stage(mine, self._buffer), shards.copies(tensors, self._mesh)
         self._buffer = staged.data if staged.data.is_pinned() else None
         self._before_last, self._talk = self._talk, _Talk(token, self._rank, self._world)
         blocked = time.perf_counter() - began
-        self._thread = threading.Thread(target=self._write, args=(save, staged, blocked), daemon=True)
+        self._thread = threading.Thread(target=self._write, args=(save, staged, copies, blocked), daemon=True)
         self._thread.start()
 
     def wait(self) -> Saved | None:
@@ -116,12 +118,12 @@ class Saver:
             dist.broadcast_object_list(said)
         return said[0], said[1]
 
-    def _write(self, save: "_Save", staged: shards.Staged, blocked: float) -> None:
+    def _write(self, save: "_Save", staged: shards.Staged, copies: dict[str, int], blocked: float) -> None:
         assert self._talk is not None
         beside, name = store.beside_path(self._folder, save.step), f"shard-{self._rank:05d}.safetensors"
         try:
             file = shards.write(beside / name, staged, self._talk.tick)
-            report: dict[str, Any] = {"name": name, "bytes": file.bytes, "crc32": file.crc32}
+            report: dict[str, Any] = {"name": name, "bytes": file.bytes, "crc32": file.crc32, "copies": copies}
         except Exception as failure:
             report = {"problem": f"{name}: {reason(failure)}"}
         del staged
@@ -142,7 +144,7 @@ class Saver:
             if not problem:
                 self._before_sealing()
                 files = {r["name"]: store.File(r["bytes"], r["crc32"]) for r in reports}
-                store.seal(beside, save.path, files, save.texts)
+                store.seal(beside, save.path, files, save.texts, _unequal([r["copies"] for r in reports]))
         except Exception as failure:
             problem = reason(failure)
         if problem:
@@ -164,11 +166,23 @@ class _Save:
     whole: int
 
     def ended(self, problem: str, blocked: float) -> Saved:
-        size = self.whole
+        size, unequal = self.whole, tuple[str, ...]()
         if not problem:
             with suppress(OSError, ValueError):
-                size = sum(file.bytes for file in store.files(self.path).values())
-        return Saved(self.step, self.path, size, time.perf_counter() - self.began, blocked, problem)
+                size, unequal = sum(f.bytes for f in store.files(self.path).values()), tuple(store.unequal(self.path))
+        return Saved(self.step, self.path, size, time.perf_counter() - self.began, blocked, problem, unequal)
+
+
+def _unequal(copies: list[dict[str, int]]) -> list[str]:
+    """Which tensors have copies that differ, and on which ranks, from every rank's checksums of what it holds."""
+    first: dict[str, tuple[int, int]] = {}
+    found: dict[str, str] = {}
+    for rank, held in enumerate(copies):
+        for place, crc in held.items():
+            known, other = first.setdefault(place, (crc, rank))
+            if crc != known:
+                found.setdefault(place.partition(" at ")[0], f"rank {other} and rank {rank}")
+    return [f"{name}: {ranks}" for name, ranks in found.items()]
 
 
 class _Talk:

@@ -6,7 +6,8 @@
             shard-*.safetensors   tensors by global name (weights.NAME, mean.NAME, variance.NAME), in any sharding
             state.json            what is not a tensor
             run.toml              the run that saved it
-            complete.json         written last: every other file with its size and checksum, and a serial number
+            complete.json         written last: every other file with its size and checksum, a serial number, and the
+                              tensors of which ranks held unequal copies
 
 A save is written into `.step-N.part` and renamed once it is whole. Names with a leading dot are never read, only put
 right by `recover`: every state that a kill can leave has a whole checkpoint under one name or the other. Nothing that
@@ -20,6 +21,7 @@ import os
 import re
 import shutil
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,8 +78,9 @@ def write_file(path: Path, content: bytes) -> File:
     return File(len(content), zlib.crc32(content))
 
 
-def seal(beside: Path, final: Path, files: dict[str, File], texts: dict[str, str]) -> Path:
-    """Add the texts, list everything, and give the folder its name, which is returned. `files` are on disk already.
+def seal(beside: Path, final: Path, files: dict[str, File], texts: dict[str, str], unequal: Sequence[str] = ()) -> Path:
+    """Add the texts, list everything, and give the folder its name, which is returned. `files` are on disk already;
+    `unequal` are tensors of which ranks held unequal copies.
 
     A checkpoint of the same name is replaced: a run that went back has reached the step again. Raises OSError.
     """
@@ -85,6 +88,7 @@ def seal(beside: Path, final: Path, files: dict[str, File], texts: dict[str, str
     content = {
         "files": {name: {"bytes": file.bytes, "crc32": file.crc32} for name, file in sorted(listed.items())},
         "serial": 1 + max((_serial(path) for path in _candidates(final.parent)), default=0),
+        "unequal": list(unequal),
     }
     write_file(beside / COMPLETE, json.dumps(content, indent=1).encode())
     _sync_folder(beside)
@@ -168,6 +172,11 @@ def files(path: Path) -> dict[str, File]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         detail = f"{COMPLETE} cannot be read"
     raise error("C001", place=str(path), path=path, detail=detail)
+
+
+def unequal(path: Path) -> list[str]:
+    """Tensors of a complete checkpoint of which ranks held unequal copies when it was saved; one of them is in it."""
+    return [str(name) for name in json.loads((path / COMPLETE).read_text("utf-8")).get("unequal", [])]
 
 
 def problem(path: Path) -> str:

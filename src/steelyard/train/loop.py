@@ -387,6 +387,9 @@ class Loop:
             )
             return
         self._record(Checkpoint(saved.step, str(saved.path), saved.bytes, saved.seconds, saved.blocked_seconds))
+        if saved.unequal:
+            self._record(Event(saved.step, "copies_differ", {"tensors": list(saved.unequal)}))
+            self.display.note(f"warning: ranks hold unequal copies of {saved.unequal[0]}: the ranks have diverged")
         waited = f"; training waited {saved.blocked_seconds:.2f} s" if self.run.checkpoint.asynchronous else ""
         self.display.note(f"saved {saved.path} ({saved.bytes / 2**20:,.1f} MiB in {saved.seconds:.1f} s{waited})")
 

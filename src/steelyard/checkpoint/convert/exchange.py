@@ -24,7 +24,7 @@ NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 def export(source: Path, folder: Path, dtype: str) -> list[str]:
     """Write the model of a run folder or checkpoint as a Hugging Face folder; what was done, in words.
 
-    Raises UserError C001, C002, C004, C008, C010.
+    Raises UserError C001, C002, C004, C008, C009, C010.
     """
     from safetensors.torch import save_file
 
@@ -32,6 +32,9 @@ def export(source: Path, folder: Path, dtype: str) -> list[str]:
     run = load(path / "run.toml").run
     model = run.model
     huggingface.kind_of(model)
+    if differing := store.unequal(path):
+        name, _, ranks = differing[0].partition(": ")
+        raise error("C009", place=str(path), name=name, first=ranks.split(" and ")[0], second=ranks.split(" and ")[1])
     tensors = {
         theirs: value.to(DTYPES[dtype]).contiguous()
         for name, whole in shards.read_whole(path, "weights.")
