@@ -13,6 +13,8 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from io import FileIO
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ DTYPES = {
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 AXES = ("replicate", "shard", "tensor")  # over which ranks of one pipeline stage may hold the same block
+READ_BYTES = 16 << 20
 TABLES = ("embedding.word.weight", "head.weight")  # one row a token, padding rows behind
 
 
@@ -153,9 +156,10 @@ def _write_all(file: Any, content: memoryview) -> None:
 
 @dataclass(frozen=True)
 class Entry:
-    """A block in a file."""
+    """A block in a file, whose values begin at byte `start`."""
 
     file: Path
+    start: int
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -166,17 +170,26 @@ def index(path: Path) -> dict[str, list[Entry]]:
     found: dict[str, list[Entry]] = {}
     for file in sorted(path.glob("*.safetensors")):
         try:
-            with file.open("rb") as opened:
-                (length,) = struct.unpack("<Q", opened.read(8))
-                header = json.loads(opened.read(min(length, file.stat().st_size)))
-            places = json.loads(header.pop("__metadata__", {}).get("DCP_SHARDING_INFO", "{}"))
-            for name, entry in header.items():
-                shape = tuple(entry["shape"])
-                offsets = tuple(places[name]["saved_offsets"]) if name in places else (0,) * len(shape)
-                found.setdefault(name, []).append(Entry(file, offsets, shape, DTYPES[entry["dtype"]]))
+            for name, entry in _entries(file):
+                found.setdefault(name, []).append(entry)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError):
             raise error("C001", place=str(file), path=path, detail=f"{file.name} cannot be read") from None
     return found
+
+
+def _entries(file: Path) -> Iterator[tuple[str, Entry]]:
+    """The blocks of a safetensors file. Raises ValueError and its like for a header that is none."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        (length,) = struct.unpack("<Q", opened.read(8))
+        header = json.loads(opened.read(min(length, size)))
+    places = json.loads(header.pop("__metadata__", {}).get("DCP_SHARDING_INFO", "{}"))
+    for name, of in header.items():
+        shape, dtype, (start, end) = tuple(of["shape"]), DTYPES[of["dtype"]], of["data_offsets"]
+        offsets = tuple(places[name]["saved_offsets"]) if name in places else (0,) * len(shape)
+        if end - start != math.prod(shape) * dtype.itemsize or 8 + length + end > size or len(offsets) != len(shape):
+            raise ValueError(name)
+        yield name, Entry(file, 8 + length + start, offsets, shape, dtype)
 
 
 def whole_shape(entries: Sequence[Entry]) -> tuple[int, ...]:
@@ -194,12 +207,17 @@ def load(path: Path, tensors: Mapping[str, Tensor], vocab_size: int | None = Non
     """
     held = index(path)
     with ExitStack() as stack:
-        files = _Files(stack, path)
+        files: dict[Path, FileIO] = {}
         for name, tensor in tensors.items():
             _check(path, name, tuple(tensor.shape), held.get(name, []), vocab_size)
-            for block in blocks(name, tensor):
-                for entry in held[name]:
-                    _copy_common(files, entry, block)
+            for block, entry in product(blocks(name, tensor), held[name]):
+                try:
+                    if entry.file not in files:
+                        files[entry.file] = stack.enter_context(entry.file.open("rb", buffering=0))
+                    _copy_common(files[entry.file], entry, block)
+                except (OSError, EOFError) as failure:
+                    detail = f"{entry.file.name} cannot be read ({failure})"
+                    raise error("C001", place=str(entry.file), path=path, detail=detail) from None
 
 
 def _check(path: Path, name: str, here: tuple[int, ...], entries: list[Entry], vocab_size: int | None) -> None:
@@ -214,27 +232,11 @@ def _check(path: Path, name: str, here: tuple[int, ...], entries: list[Entry], v
         raise error("C001", place=str(path), path=path, detail=f"a part of {name} is in no file")
 
 
-class _Files:
-    """The safetensors files of a checkpoint, each opened once."""
+def _copy_common(file: FileIO, entry: Entry, block: Block) -> None:
+    """Copy what a block in a file and a block in memory have in common, some rows at a time.
 
-    def __init__(self, stack: ExitStack, path: Path):
-        self._stack, self._path, self._opened = stack, path, {}  # type: ExitStack, Path, dict[Path, Any]
-
-    def read(self, entry: Entry, name: str, part: tuple[slice, ...]) -> Tensor:
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            if entry.file not in self._opened:
-                self._opened[entry.file] = self._stack.enter_context(safe_open(entry.file, framework="pt"))
-            handle = self._opened[entry.file]
-            return handle.get_slice(name)[part] if part else handle.get_tensor(name)
-        except (OSError, SafetensorError, ValueError) as failure:
-            detail = f"{entry.file.name} cannot be read ({failure})"
-            raise error("C001", place=str(entry.file), path=self._path, detail=detail) from None
-
-
-def _copy_common(files: _Files, entry: Entry, block: Block) -> None:
-    """Copy what a block in a file and a block in memory have in common."""
+    Read, not mapped: mapped pages would count as this process's memory beside the tensors.
+    """
     there, here = [], []
     for first, size, begin, length in zip(entry.offsets, entry.shape, block.offsets, block.values.shape, strict=True):
         start, end = max(first, begin), min(first + size, begin + length)
@@ -242,7 +244,24 @@ def _copy_common(files: _Files, entry: Entry, block: Block) -> None:
             return
         there.append(slice(start - first, end - first))
         here.append(slice(start - begin, end - begin))
-    block.values[tuple(here)].copy_(files.read(entry, block.name, tuple(there)))
+    rows, target = (there[0], block.values[tuple(here)]) if there else (slice(0, 1), block.values[None])
+    width = math.prod(entry.shape[1:]) * entry.dtype.itemsize
+    at_once = max(1, READ_BYTES // max(1, width))
+    for row in range(rows.start, rows.stop, at_once):
+        count = min(at_once, rows.stop - row)
+        values = torch.empty((count, *entry.shape[1:]), dtype=entry.dtype)
+        file.seek(entry.start + row * width)
+        _read_all(file, values.view(-1).view(torch.uint8).numpy().data)
+        done = row - rows.start
+        target[done : done + count].copy_(values[(slice(None), *there[1:])])
+
+
+def _read_all(file: FileIO, target: memoryview) -> None:
+    while target:
+        count = file.readinto(target)
+        if not count:
+            raise EOFError("it ends too early")
+        target = target[count:]
 
 
 def read_whole(path: Path, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
