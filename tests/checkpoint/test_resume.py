@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from steelyard.checkpoint import inspect, shards, store
-from steelyard.spec import load
+from steelyard.spec import error, load
 from tests.train.running import losses, on_rank, train
 
 QUIET = ("evaluation.steps=0",)
@@ -190,9 +190,25 @@ def test_a_slow_disk_holds_neither_training_nor_two_saves(pools, t1, tmp_path):
     assert first.seconds > 0.5 and first.blocked_seconds < 0.25
 
 
-def _with_a_slow_disk(path):
-    """When each file was written, where writing takes half a second longer than it does."""
+def test_a_run_that_fails_leaves_the_save_it_had_begun(pools, t1, tmp_path):
+    with pytest.raises(AssertionError, match="D012"):
+        pools(1).run(_with_a_slow_disk, t1, True)
+    assert newest(tmp_path / "run").name == "step-0000002"
+
+
+def _with_a_slow_disk(path, fails=False):
+    """When each file was written, where writing takes half a second longer than it does; `fails` in step 3."""
     true, spans = shards.write, []
+
+    def spoil(loop):
+        read = loop.splits["train"].order.read
+
+        def spoiled(number, out):
+            if number >= 16 and fails:
+                raise error("D012", "data.train", asked=number, held=16)
+            read(number, out)
+
+        loop.splits["train"].order.read = spoiled
 
     def slow(*arguments):
         began = time.monotonic()
@@ -203,7 +219,7 @@ def _with_a_slow_disk(path):
 
     shards.write = slow
     try:
-        on_rank(path, (*QUIET, "checkpoint.every_steps=2", "length.steps=4"))
+        on_rank(path, (*QUIET, "checkpoint.every_steps=2", "length.steps=4"), spoil)
     finally:
         shards.write = true
     return spans

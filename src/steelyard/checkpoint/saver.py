@@ -87,8 +87,12 @@ class Saver:
         self._thread = threading.Thread(target=self._write, args=(save, staged, copies, blocked), daemon=True)
         self._thread.start()
 
-    def wait(self) -> Saved | None:
-        """Until the last save is sealed or has failed: its outcome, the same on every rank; None before the first."""
+    def wait(self, patience_seconds: float | None = None) -> Saved | None:
+        """Until the last save is sealed or has failed: its outcome, the same on every rank; None before the first.
+
+        Raises TimeoutError where nothing has been written for that long (default: the saver's patience).
+        """
+        patience = self._patience + 1 if patience_seconds is None else patience_seconds  # the first rank's ends sooner
         if self._thread is None or self._talk is None:
             return self.outcome
         seen, since = -1, time.monotonic()
@@ -97,7 +101,7 @@ class Saver:
             if (now := self._talk.progress()) != seen:
                 seen, since = now, time.monotonic()
                 self._beat()
-            if time.monotonic() - since > self._patience + 1:  # the first rank should have said so itself
+            if time.monotonic() - since > patience:
                 raise TimeoutError("the rank that seals checkpoints is silent")
         self._thread.join()
         return self.outcome

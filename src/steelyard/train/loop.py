@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +26,7 @@ from steelyard.train.clock import Clock
 from steelyard.train.engine import Engine, fingerprint, share
 from steelyard.train.state import State
 from steelyard.train.step import Outcome, step
-from steelyard.train.watch import StopSignal, Watch
+from steelyard.train.watch import GRACE_SECONDS, StopSignal, Watch
 
 
 class Display(Protocol):
@@ -196,6 +197,22 @@ class Loop:
 
     def train(self) -> Result:
         self.display.begin(self.loaded, self.state, self.total_steps)
+        try:
+            result = self._steps()
+            self._finish()
+        except UserError:  # a mistake of this rank: the others live, and a save in flight can still be sealed
+            with suppress(TimeoutError):
+                self._tell_saved(self.saver.wait(GRACE_SECONDS))
+            raise
+        self._record(Event(self.state.step, "stop", asdict(result)))
+        if self.folder:
+            self.folder.close()
+        self.display.note(result.reason)
+        self.display.end()
+        return result
+
+    def _steps(self) -> Result:
+        """Steps until there is a reason to stop."""
         result = self._stop_reason(None)
         while result is None:
             outcome = self._step()
@@ -204,12 +221,6 @@ class Loop:
             self._tell_saved(self.saver.outcome)
             self._between_steps()
             result = self._stop_reason(outcome)
-        self._finish()
-        self._record(Event(self.state.step, "stop", asdict(result)))
-        if self.folder:
-            self.folder.close()
-        self.display.note(result.reason)
-        self.display.end()
         return result
 
     def _step(self) -> Outcome:
