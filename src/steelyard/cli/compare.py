@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from steelyard.cli import foreign
 from steelyard.cli.arguments import Json
 
 HELP = "Say whether runs may be compared, and what their difference comes from: run folders, records, run files, logs."
@@ -19,13 +20,21 @@ Page = Annotated[
 ]
 
 
-def compare(runs: Runs, json: Json = False, markdown: Markdown = False, html: Page = None) -> None:
+def compare(
+    context: typer.Context,
+    runs: Runs,
+    json: Json = False,
+    markdown: Markdown = False,
+    html: Page = None,
+    environment: foreign.Environment = None,
+) -> None:
     from steelyard.compare import compare as compared
     from steelyard.compare.verdict import as_json
     from steelyard.frameworks import detect
     from steelyard.report import comparison
 
-    found = compared([detect.read(run) for run in runs])
+    arguments = foreign.behind(context)
+    found = compared([foreign.record(run, arguments, environment) or detect.read(run) for run in runs])
     if json:
         import json as format
 

@@ -6,7 +6,8 @@ import traceback
 
 import typer
 
-from steelyard.cli import check, checkpoint, compare, data, demo, doctor, explain, generate, plan, train
+from steelyard.cli import check, checkpoint, compare, data, demo, doctor, explain, generate, plan, train, translate
+from steelyard.cli.foreign import ScriptCommand
 
 app = typer.Typer(
     name="steelyard",
@@ -19,9 +20,10 @@ app.command("check", help=check.HELP)(check.check)
 app.command("doctor", help=doctor.HELP)(doctor.doctor)
 app.command("explain", help=explain.HELP)(explain.explain)
 app.command("demo", help=demo.HELP)(demo.demo)
-app.command("train", help=train.HELP)(train.train)
-app.command("plan", help=plan.HELP)(plan.plan)
-app.command("compare", help=compare.HELP)(compare.compare)
+app.command("train", cls=ScriptCommand, help=train.HELP)(train.train)
+app.command("plan", cls=ScriptCommand, help=plan.HELP)(plan.plan)
+app.command("compare", cls=ScriptCommand, help=compare.HELP)(compare.compare)
+app.command("translate", cls=ScriptCommand, help=translate.HELP)(translate.translate)
 app.command("generate", help=generate.HELP)(generate.generate)
 app.add_typer(checkpoint.app, name="checkpoint", help=checkpoint.HELP)
 app.add_typer(data.app, name="data", help=data.HELP)

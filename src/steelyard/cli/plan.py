@@ -5,9 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from steelyard.cli import foreign
 from steelyard.cli.arguments import Json, Overrides, World
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from steelyard.spec import Loaded
     from steelyard.spec.run import Run
 
@@ -17,7 +20,8 @@ Planned = Annotated[
     Path,
     typer.Argument(
         metavar="RUN.toml",
-        help="The run file, a Hugging Face model's config.json, or a file of Megatron-LM's arguments.",
+        help="The run file, a Hugging Face model's config.json, or another framework's launch script or arguments; "
+        "the script's own arguments stand behind --.",
         show_default=False,
     ),
 ]
@@ -45,6 +49,7 @@ Explain = Annotated[bool, typer.Option("--explain", help="Show every term of eve
 
 
 def plan(
+    context: typer.Context,
     run_file: Planned,
     overrides: Overrides = None,
     world: World = None,
@@ -53,6 +58,8 @@ def plan(
     explain: Explain = False,
     rank: RankNumber = None,
     rehearse: Rehearse = False,
+    environment: foreign.Environment = None,
+    launch: foreign.Launch = None,
     json: Json = False,
 ) -> None:
     from steelyard.frameworks import counting
@@ -60,13 +67,14 @@ def plan(
     from steelyard.report import terminal
 
     counts = counting.find(framework) if framework else None
+    read = _reader(run_file, foreign.behind(context), environment, launch)
     if sets:
-        layouts = [("", _load(run_file, overrides or [], world))]
-        layouts += [(text, _load(run_file, [*(overrides or []), *_split(text)], world)) for text in sets]
+        layouts = [("", read(overrides or [], world))]
+        layouts += [(text, read([*(overrides or []), *_split(text)], world)) for text in sets]
         sheets = [(title, sheet.as_json(loaded.run)) for title, loaded in layouts]
         print(sheet.dumps([{"set": t, **s} for t, s in sheets]) if json else terminal.side_by_side(sheets))
         return
-    run = _load(run_file, overrides or [], world).run
+    run = read(overrides or [], world).run
     if rehearse:
         _rehearse(run, rank or 0, json)
         return
@@ -90,26 +98,28 @@ def plan(
         raise typer.Exit(1)
 
 
+def _reader(
+    path: Path, arguments: list[str], environment: list[str] | None, launch: int | None
+) -> "Callable[[list[str], int | None], Loaded]":
+    """How the run is read, with overrides and a world: a run file, a launch script or a model's config.json."""
+    from functools import partial
+
+    if foreign.is_foreign(path):
+        found = foreign.translation(path, arguments, environment, launch)
+        foreign.tell(found)
+        return partial(foreign.resolved, found)
+    return partial(_load, path)
+
+
 def _load(path: Path, overrides: list[str], world: int | None) -> "Loaded":
     from steelyard.spec import load, resolve
 
-    if path.suffix == ".toml":
+    if path.suffix != ".json":
         return load(path, overrides, world)
+    from steelyard.frameworks.huggingface import config
     from steelyard.spec.load import Origin
 
-    if _is_list(path):
-        from steelyard.frameworks.megatron import script
-
-        given = script.read(path)
-        if given.unknown:
-            typer.echo(f"note: left out, since nobody here knows them: {', '.join(given.unknown)}", err=True)
-        values = script.run_file(given, overrides)
-    elif path.suffix == ".json":
-        from steelyard.frameworks.huggingface import config
-
-        values = config.read(path)
-    else:
-        return load(path, overrides, world)
+    values = config.read(path)
     origins = {
         f"{section}.{key}": Origin(str(path))
         for section, table in values.items()
@@ -117,18 +127,6 @@ def _load(path: Path, overrides: list[str], world: int | None) -> "Loaded":
         for key in table
     }
     return resolve(values, origins, overrides, world, str(path))
-
-
-def _is_list(path: Path) -> bool:
-    """Whether a file holds another framework's arguments."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            start = file.read(200)
-    except (OSError, UnicodeDecodeError):
-        return False
-    from steelyard.frameworks.megatron import script
-
-    return script.is_list(start)
 
 
 def _rehearse(run: "Run", rank: int, json: bool) -> None:

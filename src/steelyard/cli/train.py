@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from steelyard.cli import foreign
 from steelyard.cli.arguments import Overrides, RunFile, World
 
 if TYPE_CHECKING:
@@ -14,12 +15,15 @@ HELP = "Train. Starts its own ranks on this machine; under torchrun or srun it j
 
 
 def train(
+    context: typer.Context,
     run_file: RunFile,
     overrides: Overrides = None,
     world: World = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the plan, start nothing.")
     ] = False,
+    environment: foreign.Environment = None,
+    launch: foreign.Launch = None,
 ) -> None:
     from steelyard.spec import error, load
     from steelyard.train import ready
@@ -27,7 +31,12 @@ def train(
     outer = ready.outer_world()
     if outer is not None and world not in (None, outer):
         raise error("L002", place="--world", world=outer, asked=world)
-    loaded = load(run_file, overrides or (), outer or world)
+    if foreign.is_foreign(run_file):
+        found = foreign.translation(run_file, foreign.behind(context), environment, launch)
+        foreign.refuse_untrained(found)
+        loaded = foreign.resolved(foreign.trained_here(found), overrides or [], outer or world)
+    else:
+        loaded = load(run_file, overrides or (), outer or world)
     ready.check(loaded)
     if dry_run:
         show_plan(loaded)

@@ -478,7 +478,7 @@ CATALOGUE: dict[str, Wording] = {
         "Training something else than the script does would not be a translation.",
     ),
     "F020": Wording(
-        "{target} cannot say {key} = {value}",
+        "{target} cannot say {name} = {value}",
         "{advice}",
         "A run is written for another framework only where that framework can do the same.",
     ),

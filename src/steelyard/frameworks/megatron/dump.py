@@ -20,6 +20,7 @@ ENUM = re.compile(r"[A-Z][A-Za-z]+\.([a-z_]+)")
 # names that state the opposite of their flag
 OPPOSITE = {
     "add_bias_linear": "disable-bias-linear",
+    "bias_gelu_fusion": "no-bias-gelu-fusion",
     "create_attention_mask_in_dataloader": "no-create-attention-mask-in-dataloader",
 }
 POSITIONS = {"absolute": "learned_absolute", "rotary": "rope"}
@@ -84,7 +85,7 @@ def _arguments(entries: Entries) -> script.Arguments:
         if value is None or value is False or flag.meaning == "irrelevant":
             continue
         try:
-            given[flag.name] = script._typed(flag, value, "")
+            given[flag.name] = script.typed(flag, value, "")
         except UserError:
             continue
     return script.Arguments(given, dated=dated)

@@ -17,12 +17,15 @@ from steelyard.frameworks.megatron import flags
 from steelyard.spec.errors import UserError, error, problem
 
 FILES = {"GPT2BPETokenizer": 50257}  # the tokenizers whose size does not depend on a file of the user
-POSITIONS = {"learned_absolute": "learned", "rope": "rotary", "none": "none"}
+POSITIONS = {"learned_absolute": "learned", "absolute": "learned", "rope": "rotary", "rotary": "rotary",
+             "alibi": "alibi", "none": "none"}  # fmt: skip
 NORMS = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
 DECAYS = {
     "constant": "constant", "linear": "linear", "cosine": "cosine", "inverse-square-root": "inverse_sqrt", "WSD": "wsd",
 }  # fmt: skip
+TAILS = ("exponential", "linear", "cosine", "minus_sqrt")
 MODULES = {"core_attn": "attention", "mlp": "mlp", "layernorm": "norm"}
+SPLIT = "969,30,1"  # of Megatron-LM where --split is not given
 DTYPES = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
@@ -35,12 +38,16 @@ class Arguments:
     unknown: tuple[str, ...] = ()
     source: str = ""
     dated: bool = field(default=False)
+    places: Mapping[str, str] = field(default_factory=dict)  # where each flag is written, if that is known
 
     def __getitem__(self, name: str) -> Any:
         """The value of a flag, or its default."""
         found = flags.find(name)
         assert found is not None and found.name == name, name
         return self.given.get(name, found.default)
+
+    def place(self, name: str) -> str:
+        return self.places.get(name, self.source)
 
     def has(self, name: str) -> bool:
         return name in self.given
@@ -90,7 +97,7 @@ def arguments(given: Sequence[str] | Mapping[str, Any], source: str = "") -> Arg
             unknown.append(str(name))
             continue
         dated = dated or "" < flag.until <= "2022"
-        found[flag.name] = _typed(flag, value, source)
+        found[flag.name] = typed(flag, value, source)
     return Arguments(found, tuple(unknown), source, dated)
 
 
@@ -107,7 +114,8 @@ def _pairs(words: Sequence[str]) -> list[tuple[str, Any]]:
     return found
 
 
-def _typed(flag: flags.Flag, value: Any, source: str) -> Any:
+def typed(flag: flags.Flag, value: Any, source: str) -> Any:
+    """A flag's value in its kind. Raises UserError F004."""
     if flag.meaning != "translated":
         return value
     try:
@@ -127,29 +135,21 @@ def values(given: Arguments) -> dict[str, Any]:
 
     Raises UserError F005 for flags that a run file cannot say and F006 for a vocabulary that only a file knows.
     """
-    refused = [name for name in given.given if (flag := flags.find(name)) and flag.meaning == "refused"]
+    refused = [flag for name in given.given if (flag := flags.find(name)) and flag.meaning == "refused"]
+    refused = [f for f in refused if not f.plannable and str(given.given[f.name]) not in f.harmless]
     if refused:
         raise UserError(
-            [problem("F005", f"--{n}", given.source, flag=f"--{n}", advice=flags.REFUSED[n]) for n in refused]
+            [problem("F005", f"--{f.name}", given.place(f.name), flag=f"--{f.name}", advice=f.why) for f in refused]
         )
     sections = {
         "model": _model(given), "parallel": _parallel(given), "batch": _batch(given), "precision": _precision(given),
         "recompute": _recompute(given), "optimizer": _optimizer(given), "learning_rate": _learning_rate(given),
         "length": _length(given), "engine": _engine(given), "data": _data(given),
         "evaluation": {"every_steps": given["eval-interval"], "steps": given["eval-iters"]},
+        "checkpoint": {"every_steps": given["save-interval"] or 0},
+        "stop": {"step_multiple": given["exit-interval"], "minutes": given["exit-duration-in-mins"]},
     }  # fmt: skip
     return {"seed": given["seed"], **{name: _said(section) for name, section in sections.items()}}
-
-
-def run_file(given: Arguments, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """`values` with a name from where they were read. Raises UserError F006 where neither the arguments nor `overrides`
-    say how large the vocabulary is."""
-    found = values(given)
-    if "vocab_size" not in found["model"] and not any(text.startswith("model.vocab_size=") for text in overrides):
-        raise error("F006", "model.vocab_size", given.source)
-    stem = Path(given.source).stem
-    name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in stem).lstrip("._-")
-    return {"name": name or "megatron", **found}
 
 
 def _said(section: dict[str, Any]) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _known(given: Arguments, flag: str, words: Mapping[str, Any]) -> Any:
     value = given[flag]
     if value not in words:
         advice = f"known here: {', '.join(words)}"
-        raise error("F005", f"--{flag}", given.source, flag=f"--{flag} {value}", advice=advice)
+        raise error("F005", f"--{flag}", given.place(flag), flag=f"--{flag} {value}", advice=advice)
     return words[value]
 
 
@@ -176,7 +176,10 @@ def _model(given: Arguments) -> dict[str, Any]:
     names = {"swiglu": "swiglu", "squared-relu": "relu2", "openai-gelu": "gelu_tanh", "quick-geglu": "geglu"}
     # Megatron's own default width: 4 h, or with SwiGLU the multiple of 64 below 8/3 h (arguments.py)
     ffn = given["ffn-hidden-size"] or (int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden)
-    rotary = given["use-rotary-position-embeddings"]
+    activation = next((ours for flag, ours in names.items() if given[flag]), "gelu")
+    # Megatron's fused bias and GELU is the tanh form; without the fusion GELU is the exact one
+    if activation == "gelu" and bias and not given["no-bias-gelu-fusion"]:
+        activation = "gelu_tanh"
     return {
         "kind": "gpt2",
         "num_layers": _needed(given, "num-layers"),
@@ -187,12 +190,12 @@ def _model(given: Arguments) -> dict[str, Any]:
         "ffn_hidden_size": ffn,
         "seq_length": _needed(given, "seq-length"),
         "max_position_embeddings": given["max-position-embeddings"],
-        "position": "rotary" if rotary else _known(given, "position-embedding-type", POSITIONS),
+        "position": _position(given),
         "rotary_base": float(given["rotary-base"]),
         "rotary_fraction": given["rotary-percent"],
         "norm": _known(given, "normalization", NORMS),
         "norm_eps": given["norm-epsilon"],
-        "activation": next((ours for flag, ours in names.items() if given[flag]), "gelu"),
+        "activation": activation,
         "bias": bias,
         "qkv_bias": bias or given["add-qkv-bias"],
         "qk_norm": given["qk-layernorm"],
@@ -203,6 +206,14 @@ def _model(given: Arguments) -> dict[str, Any]:
         "padding_in_softmax": True,
         **_vocabulary(given),
     }
+
+
+def _position(given: Arguments) -> str:
+    if given["use-rotary-position-embeddings"]:
+        return "rotary"
+    if given["no-position-embedding"] and not given.has("position-embedding-type"):
+        return "none"
+    return str(_known(given, "position-embedding-type", POSITIONS))
 
 
 def _vocabulary(given: Arguments) -> dict[str, Any]:
@@ -310,7 +321,8 @@ def _recompute(given: Arguments) -> dict[str, Any]:
         mode, method = "full", given["activations-checkpoint-method"]
         number = given["activations-checkpoint-num-layers"]
     if mode not in (None, "full", "selective"):
-        raise error("F005", "--recompute-granularity", given.source, flag=f"--recompute-granularity {mode}",
+        place = given.place("recompute-granularity")
+        raise error("F005", "--recompute-granularity", place, flag=f"--recompute-granularity {mode}",
                     advice="known here: full, selective")  # fmt: skip
     found: dict[str, Any] = {"mode": mode or "none"}
     if mode == "full":
@@ -320,7 +332,7 @@ def _recompute(given: Arguments) -> dict[str, Any]:
         asked = given["recompute-modules"] or ["core_attn"]
         if strange := [name for name in asked if name not in MODULES]:
             advice = f"known here: {', '.join(MODULES)}"
-            raise error("F005", "--recompute-modules", given.source,
+            raise error("F005", "--recompute-modules", given.place("recompute-modules"),
                         flag=f"--recompute-modules {strange[0]}", advice=advice)  # fmt: skip
         found["modules"] = [MODULES[name] for name in asked]
     return found
@@ -329,7 +341,9 @@ def _recompute(given: Arguments) -> dict[str, Any]:
 def _optimizer(given: Arguments) -> dict[str, Any]:
     if given["optimizer"] != "adam":
         advice = "only Adam's states can be planned"
-        raise error("F005", "--optimizer", given.source, flag=f"--optimizer {given['optimizer']}", advice=advice)
+        raise error(
+            "F005", "--optimizer", given.place("optimizer"), flag=f"--optimizer {given['optimizer']}", advice=advice
+        )
     return {
         "betas": [given["adam-beta1"], given["adam-beta2"]],
         "eps": given["adam-eps"],
@@ -349,8 +363,27 @@ def _learning_rate(given: Arguments) -> dict[str, Any]:
         "warmup_fraction": fraction,
         "warmup_steps": given["lr-warmup-iters"] or None if fraction is None else None,
         "warmup_samples": given["lr-warmup-samples"] or None if fraction is None else None,
+        **_wsd(given),
         "first_update": "zero",
     }
+
+
+def _wsd(given: Arguments) -> dict[str, Any]:
+    """The tail of a warm-up, stable, decay schedule: its form, and its share of the decay's length."""
+    if given["lr-decay-style"] != "WSD":
+        return {}
+    in_steps, in_samples = given["lr-wsd-decay-iters"], given["lr-wsd-decay-samples"]
+    whole = (
+        given["lr-decay-samples"] or given["train-samples"]
+        if in_samples
+        else given["lr-decay-iters"] or given["train-iters"]
+    )
+    tail = in_samples or in_steps
+    style = given["lr-wsd-decay-style"]
+    if style not in TAILS:
+        raise error("F005", "--lr-wsd-decay-style", given.place("lr-wsd-decay-style"),
+                    flag=f"--lr-wsd-decay-style {style}", advice=f"known here: {', '.join(TAILS)}")  # fmt: skip
+    return {"wsd_decay": style, "wsd_decay_fraction": tail / whole if tail and whole and tail <= whole else None}
 
 
 def _length(given: Arguments) -> dict[str, Any]:
@@ -358,16 +391,44 @@ def _length(given: Arguments) -> dict[str, Any]:
 
 
 def _data(given: Arguments) -> dict[str, Any]:
-    """Prefixes, or weights and prefixes in turn."""
-    words = given["data-path"] or []
-    pairs = [[float(w), p] for w, p in zip(words[::2], words[1::2], strict=True)] if len(words) > 1 else words
     return {
-        "train": pairs or None,
-        "split": given["split"],
+        "train": sources(given["data-path"] or given["train-data-path"]) or None,
+        "validation": sources(given["valid-data-path"]) or None,
+        "test": sources(given["test-data-path"]) or None,
+        "split": given["split"] or SPLIT,
+        "tokenizer": _tokenizer(given),
         "mask_loss_at_eod": given["eod-mask-loss"],
         "reset_positions": given["reset-position-ids"],
         "reset_attention": given["reset-attention-mask"],
     }
+
+
+def sources(words: list[str] | None) -> list[Any]:
+    """Prefixes, or weights and prefixes in turn."""
+    words = words or []
+    weights = [_weight(word) for word in words[::2]]
+    if len(words) > 1 and len(words) % 2 == 0 and None not in weights:
+        return [[weight, prefix] for weight, prefix in zip(weights, words[1::2], strict=True)]
+    return list(words)
+
+
+def _weight(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def _tokenizer(given: Arguments) -> str | None:
+    """Its folder or file; of one with other names the id that ends a document, all that training needs."""
+    vocabulary, merges, model = given["vocab-file"], given["merge-file"], given["tokenizer-model"]
+    if vocabulary and merges:
+        folder = Path(vocabulary).parent
+        if (vocabulary, merges) == (str(folder / "vocab.json"), str(folder / "merges.txt")):
+            return str(folder)
+    if model and str(model).endswith("tokenizer.json"):
+        return str(model)
+    return "ids:50256" if given["tokenizer-type"] == "GPT2BPETokenizer" else None
 
 
 def _engine(given: Arguments) -> dict[str, Any]:

@@ -1,0 +1,254 @@
+"""What another framework's training says, whatever it is written in: the one way in for every verb."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from steelyard.frameworks.fates import Row, Told, Translation, origins, told
+from steelyard.frameworks.libai import script as libai
+from steelyard.frameworks.megatron import flags as megatron_flags
+from steelyard.frameworks.megatron import given as megatron_given
+from steelyard.frameworks.megatron import script as megatron
+from steelyard.frameworks.megatron_deepspeed import flags as fork_flags
+from steelyard.frameworks.megatron_deepspeed import script as fork
+from steelyard.spec.errors import Problem, UserError, error
+from steelyard.translate import files, launch, shell
+from steelyard.translate.launch import Launch
+from steelyard.translate.shell import Script
+
+SHELL = (".sh", ".bash", ".slurm", ".sbatch", ".sub", ".job", ".pbs", ".lsf", ".cmd")
+SBATCH = re.compile(r"^#(?:SBATCH|SB) +(--?[\w-]+)(?:[= ]+([^\s#]+))?", re.MULTILINE)
+
+
+def is_script(path: Path, head: str) -> bool:
+    """Whether a file is a launch script, by its name or its first characters."""
+    first = head.lstrip("\ufeff \t\n")
+    return path.suffix in SHELL or (
+        first.startswith("#!") and "sh" in first.partition("\n")[0] and path.suffix != ".py"
+    )
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether a file is a launch script or an argument list."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(4096).decode("utf-8", errors="replace")
+    except OSError:
+        return False
+    if path.suffix in (".toml", ".jsonl", ".log", ".out"):
+        return False
+    if path.suffix == ".py":
+        return True
+    return is_script(path, head) or megatron.is_list(head)
+
+
+def read(
+    path: Path, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None, choice: int | None = None
+) -> Translation:
+    """A launch script or an argument list. `arguments` are the script's own; `environment` gives variables that it does
+    not set itself; `choice` is the number of the training where it starts several.
+
+    Raises UserError F011 to F018. What forbids a run but not the reading of the flags stands in `problems`.
+    """
+    if path.is_file() and path.stat().st_size > files.MOST_BYTES:
+        raise error("F011", place=str(path), detail=f"it has {path.stat().st_size:,} bytes")
+    return of_text(files.read(path), path, arguments, environment, choice)
+
+
+def of_text(
+    text: str, path: Path, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None,
+    choice: int | None = None,
+) -> Translation:  # fmt: skip
+    """The same from text that stands, or would stand, at `path`."""
+    if path.suffix == ".py":
+        settings = libai.read(text, path.name, _beside(path.parent))
+        return of_libai(settings, libai.override(settings, told(arguments, "command line")), str(path))
+    if not is_script(path, text[:200]) and megatron.is_list(text):
+        return of_words(_listed(text, path), str(path))
+    script = shell.follow(text, path.name, arguments, {**_batch_system(text), **(environment or {})})
+    return of_launch(_chosen(script, choice, str(path)), script, path)
+
+
+def _listed(text: str, path: Path) -> list[Told]:
+    """An argument list in any of its forms as words."""
+    import json
+    import shlex
+
+    try:
+        given: Any = json.loads(text) if text.lstrip()[:1] in "[{" else shlex.split(text, comments=True)
+    except (ValueError, RecursionError) as failure:
+        raise error("F003", place=str(path), detail=f"it is neither JSON nor an argument list: {failure}") from None
+    if isinstance(given, Mapping):
+        pairs = [(str(n), v) for n, v in given.items() if v is not False and v is not None]
+        given = [
+            word for n, v in pairs for word in (n, *([] if v is True else v if isinstance(v, list) else str(v).split()))
+        ]
+    words = [str(word) for word in given]
+    first = next((n for n, word in enumerate(words) if word.startswith("--")), len(words))
+    return told(words[first:], path.name)
+
+
+def _batch_system(text: str) -> dict[str, str]:
+    """What Slurm will set, as far as the script's own #SBATCH lines say it."""
+    given = {name.lstrip("-"): value for name, value in SBATCH.findall(text[: files.MOST_BYTES])}
+    nodes = given.get("nodes", given.get("N", ""))
+    found = {"SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes}
+    per_node = given.get("ntasks-per-node", given.get("tasks-per-node", ""))
+    gpus = re.search(
+        r"(\d+)$", given.get("gpus-per-node", "") or (given.get("gres", "") if "gpu" in given.get("gres", "") else "")
+    )
+    found |= {"SLURM_NTASKS_PER_NODE": per_node, "SLURM_TASKS_PER_NODE": per_node}
+    if gpus:
+        found |= {"SLURM_GPUS_ON_NODE": gpus.group(1), "SLURM_GPUS_PER_NODE": gpus.group(1)}
+    if nodes.isdigit() and per_node.isdigit():
+        found["SLURM_NTASKS"] = found["SLURM_NPROCS"] = str(int(nodes) * int(per_node))
+    return {name: value for name, value in found.items() if value.isdigit()}
+
+
+def _chosen(script: Script, choice: int | None, source: str) -> Launch:
+    found = launch.find(script, script.source)
+    if not found:
+        raise error("F015", place=source, path=source)
+    if choice is not None and 1 <= choice <= len(found):
+        return found[choice - 1]
+    if len(found) > 1:
+        lines = ", ".join(str(each.line) for each in found[:12])
+        raise error("F016", place=source, count=len(found), lines=lines)
+    return found[0]
+
+
+def of_launch(started: Launch, script: Script | None, path: Path) -> Translation:
+    """One training of a script, by the framework that its arguments are of."""
+    names = [word.text.partition("=")[0] for word in started.arguments]
+    if "--config-file" in names:
+        return _libai_launch(started, script, path, names.index("--config-file"))
+    return of_words(started.arguments, str(path), started, script)
+
+
+def of_words(
+    words: Sequence[Told], source: str, started: Launch | None = None, script: Script | None = None
+) -> Translation:
+    """Arguments of Megatron-LM or Megatron-DeepSpeed."""
+    is_fork = any(_of_fork(word.text) for word in words)
+    find = fork_flags.find if is_fork else megatron_flags.find
+    weighed = megatron_given.weigh(words, find, source)
+    rows, notes, problems = (
+        [*(started.rows if started else ()), *weighed.rows],
+        list(weighed.notes),
+        list(weighed.problems),
+    )
+    values: dict[str, Any] = {}
+    try:
+        if is_fork:
+            config, more, place = _json(weighed, source, script)
+            rows += more
+            notes += fork.notes(weighed.arguments, config) if place or weighed.arguments.has("deepspeed") else []
+            values = fork.values(weighed.arguments, config)
+        else:
+            values = megatron.values(weighed.arguments)
+    except UserError as failure:
+        problems += failure.problems
+    if problems:
+        values = {}
+    notes += [*(started.notes if started else ()), *(script.notes if script else ())]
+    notes += _cut_off(script)
+    framework = fork.NAME if is_fork else "Megatron-LM"
+    values = _with_name(values, source)
+    return Translation(framework, source, values, origins(values, rows, f"default of {framework}"), tuple(rows),
+                       started.world if started else None, tuple(dict.fromkeys(notes)), tuple(problems),
+                       {"program": started.program, "line": str(started.line)} if started else {})  # fmt: skip
+
+
+def _libai_launch(started: Launch, script: Script | None, path: Path, at: int) -> Translation:
+    """LiBai's program: a configuration file and overrides behind it."""
+    words = list(started.arguments)
+    name, equals, value = words[at].text.partition("=")
+    given = value if equals else words[at + 1].text if at + 1 < len(words) else ""
+    rest = words[:at] + words[at + (1 if equals else 2) :]
+    text = files.named(given, script, path.parent)
+    if text is None:
+        raise error("F018", place=words[at].place, path=given, detail="there is no such file beside the script",
+                    advice="give the configuration itself to translate, with the overrides behind --")  # fmt: skip
+    settings = libai.read(text.text, Path(text.place).name, _beside(Path(text.place).parent))
+    row = Row(name, given, "irrelevant", "", "where files are", words[at].place)
+    rows = [*started.rows, row, *libai.override(settings, rest)]
+    return of_libai(settings, rows, str(path), started, script)
+
+
+def _beside(folder: Path) -> libai.Load:
+    def load(name: str) -> tuple[str, str] | None:
+        path = folder / name
+        return (files.read(path), path.name) if path.is_file() else None
+
+    return load
+
+
+def of_libai(
+    settings: libai.Settings,
+    rows: Sequence[Row],
+    source: str,
+    started: Launch | None = None,
+    script: Script | None = None,
+) -> Translation:
+    """A LiBai configuration with its overrides."""
+    world = started.world if started else None
+    problems = libai.problems(settings)
+    every = [*rows, *libai.rows(settings)]
+    try:
+        values = _with_name({} if problems else libai.values(settings, world), source)
+    except (TypeError, ValueError) as failure:
+        raise error("F018", place=source, path=source, detail=f"a value has the wrong kind: {failure}",
+                    advice="numbers stand without quotes") from None  # fmt: skip
+    notes = [*libai.notes(settings), *(started.notes if started else ()), *(script.notes if script else ())]
+    launched = {"program": started.program, "line": str(started.line)} if started else {}
+    return Translation(libai.NAME, source, values, origins(values, every, "default of LiBai"), tuple(every), world,
+                       tuple(notes), tuple(problems), launched)  # fmt: skip
+
+
+def _of_fork(text: str) -> bool:
+    name = megatron_flags.plain(text.partition("=")[0])
+    return text.startswith("--") and (name in ("deepspeed", "deepspeed-config") or fork_flags.added(name))
+
+
+def _json(weighed: megatron_given.Weighed, source: str, script: Script | None) -> tuple[Any, list[Row], str]:
+    """DeepSpeed's JSON, which the script writes or which stands beside it."""
+    from steelyard.frameworks.deepspeed import config as deepspeed
+
+    row = next((row for row in weighed.rows if megatron_flags.plain(row.flag) == "deepspeed-config"), None)
+    if row is None or not row.value:
+        return None, [], ""
+    text = files.named(row.value, script, Path(source).parent)
+    if text is None:
+        return None, [], row.place
+    config = deepspeed.parse(text.text, text.place, text.lines)
+    return config, list(deepspeed.rows(config)), row.place
+
+
+def _cut_off(script: Script | None) -> list[str]:
+    """Flags on lines that belong to no command: a comment between continued lines ends the command before it."""
+    commands = script.commands if script else ()
+    return [
+        f"line {c.line}: {' '.join(w.text for w in c.words[:3])} ... is no part of the command before it: a comment or "
+        f"an empty line between continued lines ends a command"
+        for c in commands
+        if c.words and c.words[0].text.startswith("--")
+    ]
+
+
+def _with_name(values: dict[str, Any], source: str) -> dict[str, Any]:
+    if not values:
+        return {}
+    stem = Path(source).stem
+    name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in stem).lstrip("._-")
+    return {"name": name or "run", **values}
+
+
+def needs_vocabulary(found: Translation, overrides: Sequence[str]) -> Problem | None:
+    """F006 where neither the framework's arguments nor the overrides say how large the vocabulary is."""
+    from steelyard.spec.errors import problem
+
+    model = found.values.get("model", {})
+    if not found.values or "vocab_size" in model or any(text.startswith("model.vocab_size=") for text in overrides):
+        return None
+    return problem("F006", "model.vocab_size", found.source)

@@ -1,0 +1,736 @@
+"""A launch script -> the programs it would start and the files it would write.
+
+The script is parsed with tree-sitter's grammar of bash and followed with values for its variables; nothing is run and
+nothing is read or written. What only a run could tell (a command's output, the environment) is an unknown value; a test
+that cannot be decided is followed both ways, and what differs afterwards is unknown.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from fnmatch import translate
+from typing import TYPE_CHECKING, cast
+
+from steelyard.spec.errors import error
+from steelyard.translate.expand import Expander, _short, _text
+from steelyard.translate.state import Budget, Command, Source, State, Written, merged, unknown
+from steelyard.translate.text import Piece, Value, Word, joined, known, literal, quoted, shown, words
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+MOST_BYTES = 128 * 1024
+MOST_COMMANDS = 2_000
+SHELLS = {"bash", "sh", "zsh", "dash"}
+# set by a batch system or a launcher, so that a test of them cannot be decided from the script
+OUTSIDE = re.compile(
+    r"SLURM|PBS_|LSB_|OMPI_|PMI|CUDA_|NCCL_|HOME$|USER$|PWD$|PATH$|HOST|RANDOM$|SECONDS$|RANK$|LOCAL_RANK$|WORLD_SIZE$|"
+    r"MASTER_|CONDA|VIRTUAL_ENV|.*PATH$"
+)
+RUNS = {"&&": True, "||": False}
+
+
+class Script:
+    """What following a script gave."""
+
+    def __init__(self, source: str, commands: Sequence[Command], state: State, notes: Sequence[str]):
+        self.source, self.commands, self.state, self.notes = source, tuple(commands), state, tuple(notes)
+
+
+class _Left(Exception):
+    """`exit`, `return`, `break` or `continue`, which leave what they stand in."""
+
+    def __init__(self, how: str, line: int):
+        self.how, self.line = how, line
+
+
+def follow(
+    text: str, source: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Script:
+    """Raises UserError F011 (not a script that can be read), F012 (it would not end, or grow without end)."""
+    if len(text) > MOST_BYTES:
+        size = f"it has {len(text):,} characters, and launch scripts have at most {MOST_BYTES:,}"
+        raise error("F011", place=source, detail=size)
+    state = State(
+        {name: literal(value, 0) for name, value in (environment or {}).items()}, [literal(a, 0) for a in arguments]
+    )
+    shell = Shell(source, state, Budget(source))
+    whole = Source.script(re.sub("[\ue000\ue001\0]", "?", text.replace("\r\n", "\n")))
+    try:
+        shell.program(whole)
+    except _Left as left:
+        if not shell.commands:
+            raise error("F013", place=f"{source}:{left.line}", count=len(arguments)) from None
+    except RecursionError:
+        raise error("F012", place=source, detail="nesting deeper than can be followed") from None
+    return Script(source, shell.commands, shell.state, shell.notes)
+
+
+def parse(source: Source) -> "Node":
+    """The syntax tree."""
+    import tree_sitter
+    import tree_sitter_bash
+
+    parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
+    return parser.parse(source.data).root_node
+
+
+class Shell(Expander):
+    def __init__(self, place: str, state: State, budget: Budget):
+        super().__init__(place, state, budget)
+        self.commands: list[Command] = []
+        self.notes: list[str] = []
+        self.uncertain: list[str] = []
+
+    def program(self, source: Source) -> None:
+        line = source.line(0)
+        self.budget.enter(line)
+        root = parse(source)
+        if root.has_error:
+            self._refuse_errors(root, source)
+        self.body(root, source)
+        self.budget.leave()
+
+    def _refuse_errors(self, root: "Node", source: Source) -> None:
+        """Text that the grammar cannot read must not lose anything: only what holds no flag is passed over."""
+        waiting = [root]
+        while waiting:
+            node = waiting.pop()
+            if node.is_missing or node.type == "ERROR":
+                text = _text(node)
+                line = source.line(node.start_byte)
+                if "--" in text or node.is_missing or node is root:
+                    detail = f"line {line} is not shell: {_short(text) or 'something is missing'}"
+                    raise error("F011", place=f"{self.place}:{line}", detail=detail)
+                self.note(f"line {line} is not read as shell: {_short(text)}")
+            elif node.has_error:
+                waiting += node.children
+
+    def note(self, text: str) -> None:
+        if text not in self.notes and len(self.notes) < 50:
+            self.notes.append(text)
+
+    # --- statements --------------------------------------------------------------------------------------------------
+    def body(self, node: "Node", source: Source, skip: int = 0) -> bool | None:
+        status: bool | None = True
+        for child in node.children[skip:]:
+            if child.is_named and child.type != "comment":
+                status = self.statement(child, source)
+        return status
+
+    def statement(self, node: "Node", source: Source) -> bool | None:
+        """Follow one statement. Whether it would succeed; None where that cannot be known."""
+        line = source.line(node.start_byte)
+        self.budget.step(line)
+        handler = getattr(self, f"_{node.type}", None)
+        if handler is not None:
+            return cast("bool | None", handler(node, source, line))
+        if node.type not in ("ERROR", "comment"):
+            self.note(f"line {line}: {node.type.replace('_', ' ')} is not followed")
+        return None
+
+    def _variable_assignment(self, node: "Node", source: Source, line: int) -> bool:
+        name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
+        adds = any(child.type == "+=" for child in node.children)
+        key = _text(name) if name else ""
+        found: Value | list[Value]
+        if value is None:
+            found = ()
+        elif value.type == "array":
+            items = [child for child in value.children if child.is_named and child.type != "comment"]
+            found = [quoted(word.pieces, False) for child in items for word in self.words(child, source)]
+        else:
+            if not OUTSIDE.match(key):  # `x="$x more"` begins from nothing
+                self.state.variables.setdefault(key, ())
+            found = self.value(value, source)
+        if "[" in key:
+            self._element(key, found, line)
+            return True
+        before = self.state.variables.get(key)
+        if adds and before is not None:
+            if isinstance(found, list) or isinstance(before, list):
+                lists = [side if isinstance(side, list) else [side] for side in (before, found)]
+                found = lists[0] + lists[1]
+            else:
+                found = before + found
+        self.budget.grown(joined(found) if isinstance(found, list) else found, line)
+        self.state.variables[key] = found
+        return True
+
+    def _element(self, key: str, value: Value | list[Value], line: int) -> None:
+        name, _, index = key.rstrip("]").partition("[")
+        before = self.state.variables.get(name, [])
+        values = list(before) if isinstance(before, list) else [before]
+        if index.isdigit() and int(index) <= len(values) and isinstance(value, tuple):
+            self.state.variables[name] = [*values[: int(index)], value, *values[int(index) + 1 :]]
+        else:
+            self.state.variables[name] = unknown(f"${name}", line, f"line {line} sets one element of it")
+
+    def _variable_assignments(self, node: "Node", source: Source, line: int) -> bool:
+        self.body(node, source)
+        return True
+
+    def _declaration_command(self, node: "Node", source: Source, line: int) -> bool:
+        for child in node.children:
+            if child.type == "variable_assignment":
+                self.statement(child, source)
+            elif child.is_named and child.type in ("string", "concatenation"):  # export "NAME=value"
+                name, equals, _ = shown(self.value(child, source)).partition("=")
+                if equals and name.isidentifier():
+                    self.state.variables[name] = _after(self.value(child, source), len(name) + 1)
+        return True
+
+    def _unset_command(self, node: "Node", source: Source, line: int) -> bool:
+        for child in node.children[1:]:
+            self.state.variables.pop(_text(child), None)
+        return True
+
+    def _program(self, node: "Node", source: Source, line: int) -> bool | None:
+        return self.body(node, source)
+
+    def _do_group(self, node: "Node", source: Source, line: int) -> bool | None:
+        return self.body(node, source)
+
+    def _compound_statement(self, node: "Node", source: Source, line: int) -> bool | None:
+        if node.children and node.children[0].type == "((":
+            return self._numeric(node, source)
+        return self.body(node, source)
+
+    def _subshell(self, node: "Node", source: Source, line: int) -> bool | None:
+        before = self.state
+        self.state = before.copy()
+        try:
+            return self.body(node, source)
+        finally:
+            before.files = self.state.files
+            self.state = before
+
+    def _pipeline(self, node: "Node", source: Source, line: int) -> None:
+        for child in node.children:
+            if child.is_named:
+                self.statement(child, source)
+
+    def _list(self, node: "Node", source: Source, line: int) -> bool | None:
+        left, operator, right = node.children[0], node.children[1].type, node.children[-1]
+        status = self.statement(left, source)
+        if status is None and left.type in ("test_command", "negated_command"):
+            self._both(f"line {line}: {_short(_text(left))}", lambda: self.statement(right, source), lambda: None)
+            return None
+        # a program is taken to succeed
+        if (status is not False) == RUNS.get(operator, True):
+            return self.statement(right, source)
+        return status
+
+    def _negated_command(self, node: "Node", source: Source, line: int) -> bool | None:
+        status = self.statement(node.children[-1], source)
+        return None if status is None else not status
+
+    def _function_definition(self, node: "Node", source: Source, line: int) -> bool:
+        name, inner = node.child_by_field_name("name"), node.child_by_field_name("body")
+        if name is not None and inner is not None:
+            self.state.functions[_text(name)] = (inner, source)
+        return True
+
+    def _if_statement(self, node: "Node", source: Source, line: int) -> bool | None:
+        """`if`, its `elif`s and `else` as a list of branches, the first one with a true condition is followed."""
+        branches = [_branch(node)]
+        branches += [_branch(child) for child in node.children if child.type in ("elif_clause", "else_clause")]
+        self._branches(branches, source)
+        return None
+
+    def _branches(self, branches: "list[tuple[list[Node], list[Node]]]", source: Source) -> None:
+        if not branches:
+            return
+        (conditions, statements), *rest = branches
+        status: bool | None = True
+        for condition in conditions:
+            status = self.statement(condition, source)
+
+        def chosen() -> None:
+            for child in statements:
+                self.statement(child, source)
+
+        if status is None:
+            first = conditions[0]
+            text = " ".join(_text(first).split())
+            self._both(
+                f"line {source.line(first.start_byte)}: if {_short(text)}", chosen, lambda: self._branches(rest, source)
+            )
+        elif status:
+            chosen()
+        else:
+            self._branches(rest, source)
+
+    def _both(self, why: str, yes: "object", no: "object") -> None:
+        """Follow both ways on copies. A way that ends the script does not count for what comes after."""
+        before = self.state
+        ends: list[State] = []
+        left: _Left | None = None
+        self.uncertain.append(why)
+        for way in (yes, no):
+            self.state = before.copy()
+            try:
+                way()  # type: ignore[operator]
+                ends.append(self.state)
+            except _Left as exit_:
+                left = exit_
+        self.uncertain.pop()
+        self.state = before
+        if not ends:
+            assert left is not None
+            raise left
+        merged(before, ends[0], ends[-1], f"{why} cannot be decided before it runs")
+
+    def _case_statement(self, node: "Node", source: Source, line: int) -> bool | None:
+        value = node.child_by_field_name("value")
+        text = self._tested(self.value(value, source)) if value is not None else None
+        items = [child for child in node.children if child.type == "case_item"]
+        if text is None:
+            self._cases(items, source, line)
+            return None
+        for item in items:
+            patterns = [
+                child for number, child in enumerate(item.children) if item.field_name_for_child(number) == "value"
+            ]
+            if any(_fits(text, shown(self.value(pattern, source))) for pattern in patterns):
+                self._item(item, source)
+                break
+        return True
+
+    def _cases(self, items: "list[Node]", source: Source, line: int) -> None:
+        if items:
+            why = f"line {line}: case"
+            self._both(why, lambda: self._item(items[0], source), lambda: self._cases(items[1:], source, line))
+
+    def _item(self, item: "Node", source: Source) -> None:
+        for number, child in enumerate(item.children):
+            if child.is_named and item.field_name_for_child(number) not in ("value", "termination"):
+                self.statement(child, source)
+
+    def _for_statement(self, node: "Node", source: Source, line: int) -> bool | None:
+        name, inner = node.child_by_field_name("variable"), node.child_by_field_name("body")
+        values: list[Word] = []
+        given = [child for number, child in enumerate(node.children) if node.field_name_for_child(number) == "value"]
+        for child in given:
+            values += self.words(child, source)
+        if not given and not any(child.type == "in" for child in node.children):
+            values = [Word(value) for value in self.state.positional]
+        for word in values:
+            self.state.variables[_text(name) if name else ""] = quoted(word.pieces, False)
+            if inner is not None and self._round(inner, source):
+                break
+        return True
+
+    def _c_style_for_statement(self, node: "Node", source: Source, line: int) -> bool | None:
+        fields = {node.field_name_for_child(number): child for number, child in enumerate(node.children)}
+        self._compute(fields.get("initializer"), source)
+        while self._compute(fields.get("condition"), source):
+            if self._round(fields["body"], source):
+                break
+            self._compute(fields.get("update"), source)
+        return True
+
+    def _while_statement(self, node: "Node", source: Source, line: int) -> bool | None:
+        inner = node.child_by_field_name("body")
+        conditions = [child for number, child in enumerate(node.children)
+                      if node.field_name_for_child(number) == "condition" and child.is_named]  # fmt: skip
+        until = bool(node.children) and node.children[0].type == "until"
+        while True:
+            self.budget.step(line)
+            status: bool | None = None
+            for condition in conditions:
+                status = self.statement(condition, source)
+            if status is None:
+                self._both(
+                    f"line {line}: while", lambda: inner is not None and self._round(inner, source), lambda: None
+                )
+                return None
+            if status is until or inner is None or self._round(inner, source):
+                return True
+
+    def _round(self, inner: "Node", source: Source) -> bool:
+        """One round of a loop; True where `break` ends it."""
+        try:
+            self.statement(inner, source)
+        except _Left as left:
+            if left.how in ("break", "continue"):
+                return left.how == "break"
+            raise
+        return False
+
+    # --- conditions --------------------------------------------------------------------------------------------------
+    def _test_command(self, node: "Node", source: Source, line: int) -> bool | None:
+        if node.children and node.children[0].type == "((":
+            return self._numeric(node, source)
+        tokens = list(self._tokens(node, source))
+        double = bool(node.children) and node.children[0].type == "[["
+        return _Test(tokens[::-1], double).choice()
+
+    def _tokens(self, node: "Node", source: Source) -> "list[str | Value]":
+        found: list[str | Value] = []
+        for child in node.children:
+            if child.type in (
+                "binary_expression",
+                "unary_expression",
+                "parenthesized_expression",
+                "ternary_expression",
+            ):
+                found += self._tokens(child, source)
+            elif child.type in ("test_operator", "(", ")", "!", "&&", "||", "==", "=", "!=", "=~", "<", ">"):
+                found.append(_text(child))
+            elif child.is_named:
+                value = self.value(child, source)
+                text = self._tested(value)
+                operator = text in ("-a", "-o", "!", "=", "-eq") and child.type == "word"
+                found.append(text if operator and text is not None else literal(text, 0) if text is not None else value)
+        return found
+
+    def _tested(self, value: Value) -> str | None:
+        """The text of a value in a test: a variable that no script sets is empty there."""
+        text = ""
+        for piece in value:
+            if piece.unknown is None:
+                text += piece.text
+            elif not piece.unknown.name or piece.unknown.choices or OUTSIDE.match(piece.unknown.name):
+                return None
+        return text
+
+    def _numeric(self, node: "Node", source: Source) -> bool | None:
+        return self._compute(node, source, 2)
+
+    def _compute(self, node: "Node | None", source: Source, trim: int = 0) -> bool | None:
+        """`((...))` and the parts of a counting loop: a value, or an assignment such as i++ or x=3."""
+        if node is None:
+            return True
+        line = source.line(node.start_byte)
+        self.budget.step(line)
+        inner = self.between(node, source, node.start_byte + trim, node.end_byte - trim, "bare")
+        text = shown(inner).strip()
+        change = re.fullmatch(r"(?:(\w+)\s*(\+\+|--)|(\+\+|--)(\w+)|(\w+)\s*([-+*/%]?)=(?!=)\s*(.+))", text, re.DOTALL)
+        if change is None:
+            value = known(self.computed(inner, text, line))
+            return None if value is None else value != "0"
+        name = change[1] or change[4] or change[5]
+        step = change[2] or change[3]
+        right = f"{name} {step[0]} 1" if step else f"{name} {change[6]} ({change[7]})" if change[6] else change[7]
+        self.state.variables[name] = self.computed(literal(right, line), text, line)
+        return True
+
+    # --- commands ----------------------------------------------------------------------------------------------------
+    def _redirected_statement(self, node: "Node", source: Source, line: int) -> bool | None:
+        inner = node.child_by_field_name("body")
+        document: Value | None = None
+        target: Node | None = None
+        for redirect in _redirects(node):
+            if redirect.type == "heredoc_redirect":
+                document = self._document(redirect, source)
+            elif redirect.type == "file_redirect" and any(c.type in (">", ">|", "&>") for c in redirect.children):
+                descriptor = redirect.child_by_field_name("descriptor")
+                if descriptor is None or _text(descriptor) == "1":
+                    target = redirect.child_by_field_name("destination")
+            elif redirect.type == "file_redirect" and any(c.type == ">>" for c in redirect.children):
+                target = redirect.child_by_field_name("destination")
+        status = self.statement(inner, source) if inner is not None else True
+        if target is not None:
+            self._write(target, inner, document, source, line)
+        elif document is not None and inner is not None and inner.type == "command":
+            command = self._command_words(inner, source)
+            if command and _base(command[0]) in SHELLS:
+                self._nested(document)
+            elif command and _base(command[0]) == "tee":
+                for word in command[1:]:
+                    self.state.files[word.text] = Written(document, line)
+        return status
+
+    def _write(self, target: "Node", inner: "Node | None", document: Value | None, source: Source, line: int) -> None:
+        path = shown(self.value(target, source))
+        if path == "/dev/null":
+            return
+        value = unknown(path, line, f"line {line} would have to be run")
+        if inner is not None and inner.type == "command":
+            command = self._command_words(inner, source)
+            name = _base(command[0]) if command else ""
+            if document is not None and name == "cat":
+                value = document
+            elif name == "echo" and not any(w.text in ("-e", "-n") for w in command[1:2]):
+                value = joined([word.pieces for word in command[1:]])
+        self.state.files[path] = Written(value, line)
+
+    def _document(self, node: "Node", source: Source) -> Value:
+        """A here-document's text, with its expansions."""
+        start = next((child for child in node.children if child.type == "heredoc_start"), None)
+        end = next((child for child in node.children if child.type == "heredoc_end"), None)
+        inner = next((child for child in node.children if child.type == "heredoc_body"), None)
+        if start is None or inner is None:
+            return ()
+        first = source.data.find(b"\n", start.end_byte) + 1
+        last = end.start_byte if end is not None else inner.end_byte
+        if re.search(rb"['\"\\]", start.text or b""):
+            text = source.data[first:last].decode(errors="replace")
+            return literal(text, source.line(first))
+        return quoted(self.between(inner, source, first, last, "heredoc"), False)
+
+    def _command_words(self, node: "Node", source: Source) -> list[Word]:
+        found: list[Word] = []
+        for child in node.children:
+            if child.is_named and child.type not in ("variable_assignment", "comment", "herestring_redirect",
+                                                     "file_redirect", "heredoc_redirect"):  # fmt: skip
+                found += self.words(child, source)
+        return found
+
+    def _command_name(self, node: "Node", source: Source, line: int) -> None:
+        return None
+
+    def _command(self, node: "Node", source: Source, line: int) -> bool | None:
+        own = [child for child in node.children if child.type == "variable_assignment"]
+        found = self._command_words(node, source)
+        if not found:
+            for child in own:
+                self.statement(child, source)
+            return True
+        before = self.state.variables
+        if own:  # NAME=value command: the value holds for this command alone
+            self.state.variables = dict(before)
+            for child in own:
+                self.statement(child, source)
+        try:
+            return self.run(found, line)
+        finally:
+            if own:
+                self.state.variables = before
+
+    def run(self, found: list[Word], line: int) -> bool | None:
+        name = _base(found[0])
+        builtin = getattr(self, f"_run_{name}", None) if name.isidentifier() else None
+        if name in self.state.functions:
+            return self._call(name, found[1:], line)
+        if name in ("true", ":"):
+            return True
+        if name == "false":
+            return False
+        if name in ("[", "test"):
+            tokens: list[str | Value] = []
+            for word in found[1:]:
+                text = self._tested(word.pieces)
+                operator = text is not None and re.fullmatch(r"-\w+|=|==|!=|!|\]", text)
+                tokens += (
+                    []
+                    if text == "]"
+                    else [text if operator and text else word.pieces if text is None else literal(text, 0)]
+                )
+            return _Test(tokens[::-1], False).choice()
+        if builtin is not None:
+            return cast("bool | None", builtin(found, line))
+        if name == ".":
+            return self._run_source(found, line)
+        inner = _inner_script(found)
+        if inner is not None:
+            self._record(found[:inner], line)
+            self._nested(found[inner].pieces)
+            return None
+        self._record(found, line)
+        return None
+
+    def _record(self, found: Sequence[Word], line: int) -> None:
+        if len(self.commands) >= MOST_COMMANDS:
+            raise error("F012", place=f"{self.place}:{line}", detail=f"more than {MOST_COMMANDS:,} programs started")
+        # a launch that a script puts together from variables stands in their lines; it starts in this one
+        variables = {name: value for name, value in self.state.variables.items() if isinstance(value, tuple)}
+        self.commands.append(Command(tuple(found), line, "; ".join(self.uncertain), variables))
+
+    def _nested(self, value: Value) -> None:
+        """A text that a shell of its own would read."""
+        before = self.state
+        self.state = before.copy()
+        with suppress(_Left):
+            self.program(self.as_source(value))
+        before.files = self.state.files
+        self.state = before
+
+    def _call(self, name: str, arguments: list[Word], line: int) -> bool | None:
+        inner, source = self.state.functions[name]
+        self.budget.enter(line)
+        before = self.state.positional
+        self.state.positional = [quoted(word.pieces, False) for word in arguments]
+        status: bool | None = None
+        try:
+            status = self.statement(inner, source)
+        except _Left as left:
+            if left.how != "return":
+                raise
+        self.state.positional = before
+        self.budget.leave()
+        return status
+
+    def _run_eval(self, found: list[Word], line: int) -> bool | None:
+        self.program(self.as_source(joined([word.pieces for word in found[1:]])))
+        return None
+
+    def _run_exit(self, found: list[Word], line: int) -> bool:
+        raise _Left("exit", line)
+
+    def _run_return(self, found: list[Word], line: int) -> bool:
+        raise _Left("return", line)
+
+    def _run_break(self, found: list[Word], line: int) -> bool:
+        raise _Left("break", line)
+
+    def _run_continue(self, found: list[Word], line: int) -> bool:
+        raise _Left("continue", line)
+
+    def _run_shift(self, found: list[Word], line: int) -> bool:
+        count = found[1].text if len(found) > 1 else "1"
+        if count.isdigit() and int(count) <= len(self.state.positional):
+            self.state.positional = self.state.positional[int(count) :]
+            return True
+        return False
+
+    def _run_set(self, found: list[Word], line: int) -> bool:
+        texts = [word.text for word in found]
+        if "--" in texts:
+            self.state.positional = [quoted(word.pieces, False) for word in found[texts.index("--") + 1 :]]
+        return True
+
+    def _run_read(self, found: list[Word], line: int) -> bool | None:
+        for word in found[1:]:
+            if word.text.isidentifier():
+                why = f"line {line} reads it while the script runs"
+                self.state.variables[word.text] = unknown(f"${word.text}", line, why, word.text)
+        return None
+
+    def _run_let(self, found: list[Word], line: int) -> bool | None:
+        for word in found[1:]:
+            name, equals, right = word.text.partition("=")
+            if equals and name.isidentifier():
+                self.state.variables[name] = self.computed(literal(right, line), word.text, line)
+        return True
+
+    def _run_source(self, found: list[Word], line: int) -> bool | None:
+        path = found[1].text if len(found) > 1 else ""
+        self.note(f"line {line} takes in {path}, which is not read here; what it sets is unknown")
+        return None
+
+
+class _Test:
+    """`[ ... ]` and `[[ ... ]]` over tokens: an operator is text, an operand a value. None: not decidable."""
+
+    def __init__(self, tokens: "list[str | Value]", double: bool):
+        self.tokens, self.double = tokens, double
+
+    def choice(self) -> bool | None:
+        found = self.both()
+        while self.tokens and self.tokens[-1] in ("||", "-o"):
+            self.tokens.pop()
+            other = self.both()
+            found = True if found or other else None if None in (found, other) else False
+        return found
+
+    def both(self) -> bool | None:
+        found = self.single()
+        while self.tokens and self.tokens[-1] in ("&&", "-a"):
+            self.tokens.pop()
+            other = self.single()
+            found = False if False in (found, other) else None if None in (found, other) else True
+        return found
+
+    def single(self) -> bool | None:
+        if not self.tokens:
+            return False
+        token = self.tokens.pop()
+        if token == "!":
+            inner = self.single()
+            return None if inner is None else not inner
+        if token == "(":
+            inner = self.choice()
+            if self.tokens and self.tokens[-1] == ")":
+                self.tokens.pop()
+            return inner
+        if isinstance(token, str):
+            if not self.tokens:
+                return None
+            operand = self.tokens.pop()
+            text = known(operand) if isinstance(operand, tuple) else operand
+            if token in ("-z", "-n") and text is not None:
+                return (text == "") == (token == "-z")
+            return None  # a test of files and the like
+        if self.tokens and isinstance(self.tokens[-1], str) and self.tokens[-1] not in ("&&", "||", "-a", "-o", ")"):
+            operator = self.tokens.pop()
+            assert isinstance(operator, str)
+            right = self.tokens.pop() if self.tokens else ()
+            if isinstance(right, str):
+                right = literal(right, 0)
+            return self.compared(known(token), operator, known(right))
+        text = known(token)
+        return None if text is None else text != ""
+
+    def compared(self, left: str | None, operator: str, right: str | None) -> bool | None:
+        if left is None or right is None:
+            return None
+        if operator in ("=", "==", "!="):
+            equal = _fits(left, right) if self.double else left == right
+            return equal == (operator != "!=")
+        compare = {"-eq": int.__eq__, "-ne": int.__ne__, "-lt": int.__lt__, "-le": int.__le__, "-gt": int.__gt__,
+                   "-ge": int.__ge__}.get(operator)  # fmt: skip
+        if compare is None:
+            return {"<": left < right, ">": left > right}.get(operator)
+        try:
+            return bool(compare(int(left or "0"), int(right or "0")))
+        except ValueError:
+            return None
+
+
+def _fits(text: str, pattern: str) -> bool:
+    return text == pattern or (len(text) < 10_000 and re.match(translate(pattern), text) is not None)
+
+
+def _branch(node: "Node") -> "tuple[list[Node], list[Node]]":
+    """The conditions and the statements of an `if`, `elif` or `else`."""
+    conditions: list[Node] = []
+    statements: list[Node] = []
+    begun = node.type == "else_clause"
+    for child in node.children:
+        if child.type == "then":
+            begun = True
+        elif child.type in ("elif_clause", "else_clause"):
+            break
+        elif child.is_named and child.type != "comment":
+            (statements if begun else conditions).append(child)
+    return conditions, statements
+
+
+def _redirects(node: "Node") -> "list[Node]":
+    """Every redirect of a statement; the one to a file may stand inside that of a here-document."""
+    found = [child for child in node.children if child.type.endswith("_redirect")]
+    return found + [inner for child in found for inner in child.children if inner.type == "file_redirect"]
+
+
+def _inner_script(found: Sequence[Word]) -> int | None:
+    """Which word is a script for `bash -c`."""
+    for number, word in enumerate(found[:-1]):
+        if _base(word) in SHELLS and number + 1 < len(found):
+            for later in range(number + 1, len(found) - 1):
+                option = found[later].text
+                if not option.startswith("-"):
+                    break
+                if re.fullmatch(r"-[a-z]*c", option):
+                    return later + 1
+    return None
+
+
+def _after(value: Value, count: int) -> Value:
+    """A value without its first characters."""
+    found: list[Piece] = []
+    for piece in value:
+        if count >= len(piece.text):
+            count -= len(piece.text)
+        else:
+            found.append(Piece(piece.text[count:], piece.line, piece.quoted, piece.unknown))
+            count = 0
+    return tuple(found)
+
+
+def _base(word: Word) -> str:
+    return word.text.rsplit("/", 1)[-1]
+
+
+__all__ = ["Command", "Script", "follow", "words"]
