@@ -8,6 +8,7 @@ import numpy
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 
 from steelyard.checkpoint import shards, store
 from steelyard.checkpoint.convert import exchange, huggingface, legacy, weights
@@ -88,6 +89,45 @@ def test_what_the_other_side_cannot_say_is_refused_by_name(values, key):
     with pytest.raises(UserError) as caught:
         huggingface.kind_of(resolve({"model": values}).run.model)
     assert next((p.code, p.key) for p in caught.value.problems) == ("C008", f"model.{key}")
+
+
+def theirs_of(whole, model):
+    return {theirs: t.clone() for name, value in whole.items()
+            for theirs, t in huggingface.to_theirs(name, value, model)}  # fmt: skip
+
+
+def test_what_files_of_others_hold_beside_is_understood():
+    """Base models without the prefix, mask buffers, a tied head that is stored as well."""
+    run = resolve({"model": {**SMALL["gpt2"], "vocab_multiple": 1}}).run
+    whole = whole_model(run)
+    theirs = {name.removeprefix("transformer."): t for name, t in theirs_of(whole, run.model).items()}
+    theirs |= {"h.0.attn.bias": torch.ones(8, 8), "lm_head.weight": whole["embedding.word.weight"]}
+    found = huggingface.to_ours(theirs, run.model)
+    assert found.keys() == whole.keys() and all(torch.equal(found[name], whole[name]) for name in whole)
+    with pytest.raises(UserError, match="C009"):
+        huggingface.to_ours({**theirs, "lm_head.weight": theirs["wte.weight"] + 1}, run.model)
+    with pytest.raises(UserError, match=r"C005.*h.0.attn.adapter.weight"):
+        huggingface.to_ours({**theirs, "h.0.attn.adapter.weight": theirs["wte.weight"]}, run.model)
+
+
+def test_a_folder_of_several_files_needs_all_of_them(tmp_path):
+    run = resolve({"model": SMALL["llama"]}).run
+    whole = whole_model(run)
+    theirs = theirs_of(whole, run.model)
+    names = sorted(theirs)
+    files = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, held in files.items():
+        save_file({name: theirs[name] for name in held}, tmp_path / file)
+    index = {"weight_map": {name: file for file, held in files.items() for name in held}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = exchange.read(tmp_path, run)
+    assert all(torch.equal(found[name][:29], whole[name][:29]) for name in whole)
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(UserError, match=r"C011.*is in no file"):
+        exchange.read(tmp_path, run)
+    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(UserError, match=r"C011.*model-00001"):
+        exchange.read(tmp_path, run)
 
 
 def test_a_wrong_conversion_is_refused(pools, t1, tmp_path, monkeypatch):
