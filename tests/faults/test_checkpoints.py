@@ -74,19 +74,23 @@ def _note(loop, digests):
     if digests is None or loop.state.step == 0:
         return
     tensors = loop.engine.tensors(with_optimizer=loop.state.updates > 0)
-    whole = {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in tensors.items()}
+    held = hashes((name, t.full_tensor() if isinstance(t, DTensor) else t) for name, t in tensors.items())
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, held)  # stages hold different tensors
     if dist.get_rank() == 0:
+        whole = {name: found for part in parts for name, found in part.items()}
         found = digest(whole, {"state": loop.state.as_json(), "scaler": loop.engine.scaler.state()})
         with open(digests, "a") as file:
             file.write(json.dumps([loop.state.step, found]) + "\n")
 
 
-def digest(tensors, state):
-    """Of all tensors and the state, whatever the layout."""
-    found = hashlib.sha256(json.dumps([state["state"], state["scaler"]], sort_keys=True).encode())
-    for name in sorted(tensors):
-        found.update(name.encode() + tensors[name].numpy(force=True).tobytes())
-    return found.hexdigest()
+def hashes(tensors):
+    return {name: hashlib.sha256(tensor.numpy(force=True).tobytes()).hexdigest() for name, tensor in tensors}
+
+
+def digest(whole, state):
+    """Of all tensors' hashes and the state, whatever the layout."""
+    return hashlib.sha256(json.dumps([whole, state["state"], state["scaler"]], sort_keys=True).encode()).hexdigest()
 
 
 def wait(ranks, seconds=120):
@@ -105,7 +109,7 @@ class Unbroken:
         self.losses = losses(read_folder(folder))
         self.digests = {}
         for checkpoint in (folder / "checkpoints").glob("step-*"):
-            whole, state = dict(shards.read_whole(checkpoint)), store.read_state(checkpoint)
+            whole, state = hashes(shards.read_whole(checkpoint)), store.read_state(checkpoint)
             self.digests[state["state"]["step"]] = digest(whole, state)
         assert len(self.losses) == len(set(self.digests.values())) == STEPS
 
