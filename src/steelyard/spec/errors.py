@@ -451,7 +451,7 @@ CATALOGUE: dict[str, Wording] = {
         "depends on it; where it does not, it is left as it stands.",
     ),
     "F015": Wording(
-        "{path} starts no training that is known here",
+        "{path} starts no training that is known here{detail}",
         "give a script that runs Megatron-LM's, Megatron-DeepSpeed's or LiBai's training program, or its arguments",
         "The training is found by its program (pretrain*.py, train*.py, run_*.py) behind python, torchrun, deepspeed, srun "
         "and the like.",

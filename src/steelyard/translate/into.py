@@ -16,9 +16,11 @@ from steelyard.spec.errors import Problem, UserError, error
 from steelyard.translate import files, launch, shell
 from steelyard.translate.launch import Launch
 from steelyard.translate.shell import Script
+from steelyard.translate.text import Word
 
 SHELL = (".sh", ".bash", ".slurm", ".sbatch", ".sub", ".job", ".pbs", ".lsf", ".cmd")
-SBATCH = re.compile(r"^#(?:SBATCH|SB) +(--?[\w-]+)(?:[= ]+([^\s#]+))?", re.MULTILINE)
+SBATCH = re.compile(r"^#SBATCH +(.*)$", re.MULTILINE)
+OPTION = re.compile(r"(?:^|\s)--?([A-Za-z][\w-]*)(?:=| +)([^\s#-][^\s#]*)")
 
 
 def is_script(path: Path, head: str) -> bool:
@@ -91,7 +93,7 @@ def _listed(text: str, path: Path) -> list[Told]:
 
 def _batch_system(text: str) -> dict[str, str]:
     """What Slurm will set, as far as the script's own #SBATCH lines say it."""
-    given = {name.lstrip("-"): value for name, value in SBATCH.findall(text[: files.MOST_BYTES])}
+    given = {name: value for line in SBATCH.findall(text) for name, value in OPTION.findall(line)}
     nodes = given.get("nodes", given.get("N", ""))
     found = {"SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes}
     per_node = given.get("ntasks-per-node", given.get("tasks-per-node", ""))
@@ -109,13 +111,20 @@ def _batch_system(text: str) -> dict[str, str]:
 def _chosen(script: Script, choice: int | None, source: str) -> Launch:
     found = launch.find(script, script.source)
     if not found:
-        raise error("F015", place=source, path=source)
+        others = [f"line {c.line} starts {c.words[0].text}" for c in script.commands if _calls(c.words)]
+        said = "; ".join([*script.notes[:3], *others[:3]])
+        raise error("F015", place=source, path=source, detail=f" ({said})" if said else "")
     if choice is not None and 1 <= choice <= len(found):
         return found[choice - 1]
     if len(found) > 1:
         lines = ", ".join(str(each.line) for each in found[:12])
         raise error("F016", place=source, count=len(found), lines=lines)
     return found[0]
+
+
+def _calls(words: Sequence[Word]) -> bool:
+    """Whether a program is another script."""
+    return any(word.text.endswith(SHELL) for word in words[:3])
 
 
 def of_launch(started: Launch, script: Script | None, path: Path) -> Translation:
@@ -155,8 +164,10 @@ def of_words(
     notes += _cut_off(script)
     framework = fork.NAME if is_fork else "Megatron-LM"
     values = _with_name(values, source)
+    world, said = _ranks(started, values)
+    notes += said
     return Translation(framework, source, values, origins(values, rows, f"default of {framework}"), tuple(rows),
-                       started.world if started else None, tuple(dict.fromkeys(notes)), tuple(problems),
+                       world, tuple(dict.fromkeys(notes)), tuple(problems),
                        {"program": started.program, "line": str(started.line)} if started else {})  # fmt: skip
 
 
@@ -192,7 +203,7 @@ def of_libai(
     script: Script | None = None,
 ) -> Translation:
     """A LiBai configuration with its overrides."""
-    world = started.world if started else None
+    world = started.world if started else libai.world(settings)
     problems = libai.problems(settings)
     every = [*rows, *libai.rows(settings)]
     try:
@@ -204,6 +215,15 @@ def of_libai(
     launched = {"program": started.program, "line": str(started.line)} if started else {}
     return Translation(libai.NAME, source, values, origins(values, every, "default of LiBai"), tuple(every), world,
                        tuple(notes), tuple(problems), launched)  # fmt: skip
+
+
+def _ranks(started: Launch | None, values: Mapping[str, Any]) -> tuple[int | None, list[str]]:
+    """The launcher's number of ranks, unless the layout cannot be laid over it: examples leave that to their reader."""
+    world, parallel = started.world if started else None, values.get("parallel", {})
+    need = parallel.get("tensor", 1) * parallel.get("pipeline", 1) * parallel.get("context", 1)
+    if world is None or need < 1 or world % need == 0:
+        return world, []
+    return None, [f"the launcher starts {world} ranks and the layout takes {need}: give --world, a multiple of {need}"]
 
 
 def _of_fork(text: str) -> bool:

@@ -152,7 +152,7 @@ def _launch(
                     f"{place}:{name.line}",
                 )
             )
-    tasks = _tasks(given[:at])
+    tasks = _tasks([*command.outer, *given[:at]])
     world = _world(sizes, tasks, command.variables, [name.text for name, _ in options])
     if world is None:
         notes.append("the launcher does not say how many ranks there are: give --world")
@@ -176,7 +176,10 @@ def _tasks(before: Sequence[Word]) -> dict[str, int]:
     if not re.search(r"(?:^|/|\s)(?:srun|mpirun|mpiexec)\b", text):
         return {}
     found = {name: re.search(pattern, text) for name, pattern in TASKS.items()}
-    return {name: int(match.group(1)) for name, match in found.items() if match and len(match.group(1)) < 8}
+    return {
+        "srun": 1,
+        **{name: int(match.group(1)) for name, match in found.items() if match and len(match.group(1)) < 8},
+    }
 
 
 def _world(
@@ -198,8 +201,14 @@ def _world(
         return tasks["ntasks"]
     elif "per_node" in tasks and "nodes" in tasks:
         return tasks["per_node"] * tasks["nodes"]
-    text = known(variables.get("WORLD_SIZE", ())) or ""
-    return int(text) if text.isdigit() and 0 < len(text) < 8 else None
+    elif "srun" in tasks and "SLURM_NTASKS" in variables and not options:
+        return _whole(known(variables["SLURM_NTASKS"]))
+    return _whole(known(variables.get("WORLD_SIZE", ())))
+
+
+def _whole(text: str | None) -> int | None:
+    """A positive number of ranks."""
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 8 and int(text) else None
 
 
 def _told(word: Word, place: str) -> Told:

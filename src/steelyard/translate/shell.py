@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from steelyard.spec.errors import error
 from steelyard.translate.expand import Expander, _short, _text
 from steelyard.translate.state import Budget, Command, Source, State, Written, merged, unknown
-from steelyard.translate.text import Piece, Value, Word, joined, known, literal, quoted, shown, words
+from steelyard.translate.text import Piece, Unknown, Value, Word, joined, known, literal, quoted, shown, words
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -27,6 +27,8 @@ OUTSIDE = re.compile(
     r"SLURM|PBS_|LSB_|OMPI_|PMI|CUDA_|NCCL_|HOME$|USER$|PWD$|PATH$|HOST|RANDOM$|SECONDS$|RANK$|LOCAL_RANK$|WORLD_SIZE$|"
     r"MASTER_|CONDA|VIRTUAL_ENV|.*PATH$"
 )
+# what an example leaves to its reader: <PATH TO THE DATA>, <Specify path>; never a redirect of one lower-case word
+PLACEHOLDER = re.compile(r"(?<![<\w])<(?:[A-Z][\w-]*|[A-Za-z][\w./,-]*(?: [\w./,-]+)+)>")
 RUNS = {"&&": True, "||": False}
 
 
@@ -55,11 +57,11 @@ def follow(
         {name: literal(value, 0) for name, value in (environment or {}).items()}, [literal(a, 0) for a in arguments]
     )
     shell = Shell(source, state, Budget(source))
-    whole = Source.script(re.sub("[\ue000\ue001\0]", "?", text.replace("\r\n", "\n")))
+    whole = Source.script(shell.with_placeholders(re.sub("[\ue000\ue001\0]", "?", text.replace("\r\n", "\n"))))
     try:
         shell.program(whole)
     except _Left as left:
-        if not shell.commands:
+        if not shell.commands and not shell.notes:
             raise error("F013", place=f"{source}:{left.line}", count=len(arguments)) from None
     except RecursionError:
         raise error("F012", place=source, detail="nesting deeper than can be followed") from None
@@ -81,6 +83,18 @@ class Shell(Expander):
         self.commands: list[Command] = []
         self.notes: list[str] = []
         self.uncertain: list[str] = []
+        self.outer: tuple[Word, ...] = ()
+
+    def with_placeholders(self, text: str) -> str:
+        """A script in which every placeholder is a mark of an unknown piece."""
+
+        def mark(found: re.Match[str]) -> str:
+            line = text.count("\n", 0, found.start()) + 1
+            why = "it is left for the reader of the script to fill in"
+            self.marks.append(Piece(found.group(), line, True, Unknown(why)))
+            return f"\ue000{len(self.marks) - 1}\ue001"
+
+        return PLACEHOLDER.sub(mark, text)
 
     def program(self, source: Source) -> None:
         line = source.line(0)
@@ -525,8 +539,9 @@ class Shell(Expander):
             return self._run_source(found, line)
         inner = _inner_script(found)
         if inner is not None:
-            self._record(found[:inner], line)
+            before, self.outer = self.outer, (*self.outer, *found[:inner])
             self._nested(found[inner].pieces)
+            self.outer = before
             return None
         self._record(found, line)
         return None
@@ -536,7 +551,7 @@ class Shell(Expander):
             raise error("F012", place=f"{self.place}:{line}", detail=f"more than {MOST_COMMANDS:,} programs started")
         # a launch that a script puts together from variables stands in their lines; it starts in this one
         variables = {name: value for name, value in self.state.variables.items() if isinstance(value, tuple)}
-        self.commands.append(Command(tuple(found), line, "; ".join(self.uncertain), variables))
+        self.commands.append(Command(tuple(found), line, "; ".join(self.uncertain), variables, self.outer))
 
     def _nested(self, value: Value) -> None:
         """A text that a shell of its own would read."""

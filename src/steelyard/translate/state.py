@@ -47,12 +47,14 @@ class Written:
 
 @dataclass(frozen=True)
 class Command:
-    """A program that the script would start. `uncertain` says on what it depends, "" where it is certain."""
+    """A program that the script would start. `uncertain` says on what it depends, "" where it is certain; `outer` are
+    the words that start the shell it stands in, as in `srun -n 8 bash -c ...`."""
 
     words: tuple[Word, ...]
     line: int
     uncertain: str = ""
     variables: dict[str, Value] = field(default_factory=dict)
+    outer: tuple[Word, ...] = ()
 
 
 @dataclass

@@ -284,6 +284,14 @@ def _get(found: Settings, key: str, default: Any = None) -> Any:
     return default if value is None else value
 
 
+def world(found: Settings) -> int | None:
+    """The ranks that a configuration is written for, where no launcher says it."""
+    data = _get(found, "train.dist.data_parallel_size")
+    axes = [_get(found, f"train.dist.{axis}_parallel_size", 1) for axis in ("tensor", "pipeline")]
+    sizes = [n for n in (data, *axes) if isinstance(n, int) and n > 0]
+    return sizes[0] * sizes[1] * sizes[2] if len(sizes) == 3 else None
+
+
 def values(found: Settings, world: int | None) -> dict[str, Any]:
     """Run-file values. `world` sets the first loss scale and clamps the layout, as LiBai does."""
 

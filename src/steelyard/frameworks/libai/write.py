@@ -5,6 +5,7 @@ from typing import Any
 
 from steelyard.frameworks.libai import memory
 from steelyard.predict import stages
+from steelyard.spec import progress
 from steelyard.spec.errors import Problem, UserError, problem
 from steelyard.spec.run import Run
 
@@ -64,6 +65,8 @@ def unsayable(run: Run) -> Iterator[Problem]:
         )
     if run.recompute.mode == "selective":
         yield _no("recompute.mode", "selective", "it has none and full")
+    if _warmup(run) > 1:
+        yield _no("learning_rate.warmup_fraction", f"{_warmup(run):g} of the run", "it warms up within the run")
     if run.length.steps is None:
         yield _no("length.steps", None, "a length in steps")
 
@@ -120,8 +123,6 @@ def settings(run: Run) -> Iterator[tuple[str, Any]]:
 
 def _warmup(run: Run) -> float:
     """Warm-up as a share of the run's steps, as LiBai counts it."""
-    from steelyard.spec import progress
-
     curve = progress.schedule(run.learning_rate, run.length, run.batch, run.model.seq_length)
     total = progress.total_samples(run.length, run.batch, run.model.seq_length)
     return curve.warmup / total

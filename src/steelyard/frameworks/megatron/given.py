@@ -103,7 +103,9 @@ def _complete(flag: Written, find: Find, word: Told) -> bool:
     row = find(flag.name.text)
     if word.choices and any(choice[:1] and choice[0].startswith("--") for choice in word.choices):
         return True
-    if row is None or row.meaning != "translated" or row.kind == "list":
+    if row is not None and row.meaning == "translated" and row.kind == "list":
+        return bool(word.variable) and bool(flag.values)
+    if row is None or row.meaning != "translated":
         return bool(word.unknown) and bool(flag.values)
     if row.kind == "switch":
         return bool(flag.values) or word.text.lower() not in SWITCHES
@@ -145,6 +147,11 @@ def _harmless(choice: list[str], find: Find) -> bool:
     return not choice or (choice[0].startswith("--") and all(row and row.meaning == "irrelevant" for row in rows))
 
 
+def _bare(text: str) -> str:
+    """A value without the quotes that stay in it where a string of flags holds them."""
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+
+
 def _take(given: dict[str, Any], row: flags.Flag, flag: Written, found: Weighed) -> None:
     """The value of a translated flag in its kind."""
     place = flag.name.place
@@ -162,7 +169,7 @@ def _take(given: dict[str, Any], row: flags.Flag, flag: Written, found: Weighed)
             found.problems.append(problem("F014", flag.name.text, unknown.place, flag=flag.name.text,
                                           value=unknown.text, why=unknown.unknown, advice=advice))  # fmt: skip
             return
-    texts = [word.text for word in flag.values]
+    texts = [_bare(word.text) for word in flag.values]
     value: Any = texts if row.kind == "list" else texts[0] if texts else True
     try:
         given[row.name] = script.typed(row, value, place)
