@@ -130,7 +130,7 @@ def drill(path, tmp_path, world, layout, kills, seed):
             if not struck:
                 assert codes == [0] * world
                 break
-            check(folder, EVERY * (2 if asynchronous else 1), lost)
+            check(folder, EVERY * (2 if asynchronous else 1), lost, unbroken)
         resumed = [json.loads(line) for line in digests.read_text().splitlines()] if digests.exists() else []
         assert all(unbroken.digests[step] == found for step, found in resumed), "a resumed run is another run"
         resumes += len(resumed)
@@ -170,8 +170,9 @@ def recorded(folder):
     return path.read_text().count('"kind": "step"') if path.exists() else 0
 
 
-def check(folder, interval, lost):
-    """After a kill: what was said to be saved is there, and at most an interval of steps is lost."""
+def check(folder, interval, lost, unbroken):
+    """After a kill: what was said to be saved is there, it is what an undisturbed run has at that step, and at most an
+    interval of steps is lost."""
     path = folder / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
     said = max((line["step"] for line in lines if line["kind"] == "checkpoint"), default=0)
@@ -181,6 +182,8 @@ def check(folder, interval, lost):
     newest, skipped = store.find(folder)
     step = int(newest.name.removeprefix("step-")) if newest else 0
     assert not skipped and step >= said
+    if newest:
+        assert unbroken.digests[step] == digest(hashes(shards.read_whole(newest)), store.read_state(newest))
     assert reached - step <= interval
     lost.append(reached - step)
 
@@ -208,7 +211,7 @@ def test_20_kills_through_the_launcher(t1, tmp_path):  # noqa: F811
     layout, generator, kills = ("parallel.zero=2",), random.Random(5), 0
     unbroken = Unbroken(t1, tmp_path / "unbroken", 2, layout)
     long = f"record.folder='{tmp_path / 'run'}'"
-    lost, folder = [], tmp_path / "run"
+    lost, folder, done = [], tmp_path / "run", 0
     while kills < 20:
         process = start("train", t1, *SMALL, *layout, long, "--world", "2")
         wait_for(folder, recorded(folder) + generator.randint(1, 10), lambda process=process: process.poll() is None)
@@ -224,10 +227,12 @@ def test_20_kills_through_the_launcher(t1, tmp_path):  # noqa: F811
         deadline = time.monotonic() + 15
         while of_session(process.pid) and time.monotonic() < deadline:
             time.sleep(0.05)
-        check(folder, 2 * EVERY, lost)
+        check(folder, 2 * EVERY, lost, unbroken)
         if recorded_last(folder) >= STEPS:
             assert losses(read_folder(folder)) == unbroken.losses
             shutil.rmtree(folder)
+            done += 1
+    assert done
     print(f"20 kills through the launcher, at most {max(lost)} steps lost")
 
 
