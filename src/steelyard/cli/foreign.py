@@ -131,6 +131,10 @@ def _record(found: "Translation", path: Path) -> "Record":
         for name, value in config.items()
         if name in given
     }
+    if config["model"].get("activation") == "gelu_tanh" and found.origins.get("model.activation", "").startswith(
+        "default"
+    ):
+        config["model"]["activation"] = "gelu"  # as logs have it: their form of GELU is not printed
     notes = [f"{row.flag} ({row.place}) is left out: {row.why}" for row in found.refused] + list(found.notes)
     here = f"{path.name}:"
     sources = {

@@ -158,8 +158,7 @@ def of_words(
             values = megatron.values(weighed.arguments)
     except UserError as failure:
         problems += failure.problems
-    if problems:
-        values = {}
+    values = {} if problems else megatron.trained(values, weighed.arguments)
     notes += [*(started.notes if started else ()), *(script.notes if script else ())]
     notes += _cut_off(script)
     framework = fork.NAME if is_fork else "Megatron-LM"

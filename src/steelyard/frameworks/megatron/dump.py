@@ -20,7 +20,6 @@ ENUM = re.compile(r"[A-Z][A-Za-z]+\.([a-z_]+)")
 # names that state the opposite of their flag
 OPPOSITE = {
     "add_bias_linear": "disable-bias-linear",
-    "bias_gelu_fusion": "no-bias-gelu-fusion",
     "create_attention_mask_in_dataloader": "no-create-attention-mask-in-dataloader",
 }
 POSITIONS = {"absolute": "learned_absolute", "rotary": "rope"}

@@ -177,9 +177,6 @@ def _model(given: Arguments) -> dict[str, Any]:
     # Megatron's own default width: 4 h, or with SwiGLU the multiple of 64 below 8/3 h (arguments.py)
     ffn = given["ffn-hidden-size"] or (int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden)
     activation = next((ours for flag, ours in names.items() if given[flag]), "gelu")
-    # Megatron's fused bias and GELU is the tanh form; without the fusion GELU is the exact one
-    if activation == "gelu" and bias and not given["no-bias-gelu-fusion"]:
-        activation = "gelu_tanh"
     return {
         "kind": "gpt2",
         "num_layers": _needed(given, "num-layers"),
@@ -206,6 +203,15 @@ def _model(given: Arguments) -> dict[str, Any]:
         "padding_in_softmax": True,
         **_vocabulary(given),
     }
+
+
+def trained(found: dict[str, Any], given: Arguments) -> dict[str, Any]:
+    """The values with what only a training needs to know: Megatron's fused bias and GELU is the tanh form. What a log
+    shows and what a plan costs is the same for both forms, so elsewhere it is GELU."""
+    model = found["model"]
+    if model["activation"] != "gelu" or not model["bias"] or given["no-bias-gelu-fusion"]:
+        return found
+    return {**found, "model": {**model, "activation": "gelu_tanh"}}
 
 
 def _position(given: Arguments) -> str:
