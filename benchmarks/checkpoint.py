@@ -4,7 +4,7 @@
 
 One process, float32, GPT-2 of 512 channels with Adam's moments: 12 bytes a parameter. Arms take turns, and each figure
 is a median over the turns with its range.
-  1. The same tensors written by our save (staged, checksummed, synced, sealed) and by torch.save + fsync.
+  1. The same tensors written by our save (checksummed, synced, sealed) and by torch.save + fsync.
   2. In a training run: seconds that training waits for a synchronous and for an asynchronous save, and all that an
      asynchronous one costs: the wait, and how much slower the steps are until it is sealed.
 """
@@ -78,7 +78,9 @@ def writing(saver, tensors, folder, times):
     ours, theirs, ratios = [], [], []
     for number in range(times + 1):
         settle()
-        mine = timed(lambda number=number: (saver.begin(number, tensors, {"state.json": "{}"}), saver.wait()))
+        mine = timed(
+            lambda number=number: (saver.begin(number, tensors, {"state.json": "{}"}, copy=False), saver.wait())
+        )
         assert saver.outcome and not saver.outcome.problem
         settle()
         other = timed(lambda: torch_save(tensors, folder / "torch.pt"))
@@ -104,7 +106,7 @@ def training(run, engine, saver, times):
     for turn in range(times + 1):
         settle()
         alone = [train() for _ in range(6)]
-        waits.append(timed(lambda turn=turn: (saver.begin(100 + 2 * turn, tensors, {}), saver.wait())))
+        waits.append(timed(lambda turn=turn: (saver.begin(100 + 2 * turn, tensors, {}, copy=False), saver.wait())))
         settle()
         train()
         blocked.append(timed(lambda turn=turn: saver.begin(101 + 2 * turn, tensors, {})))

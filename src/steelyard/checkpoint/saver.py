@@ -62,13 +62,14 @@ class Saver:
         self._talk: _Talk | None = None
         self._before_last: _Talk | None = None
         self._thread: threading.Thread | None = None
-        self._buffer: Tensor | None = None
+        self._staging = shards.Staging()
         self.outcome: Saved | None = None  # of the last save, once it is known here
 
-    def begin(self, step: int, tensors: Mapping[str, Tensor], texts: dict[str, str]) -> None:
+    def begin(self, step: int, tensors: Mapping[str, Tensor], texts: dict[str, str], copy: bool = True) -> None:
         """Copy the tensors and go on; writing and sealing happen behind. An earlier save is waited for first.
 
-        A disk that fails is told by `outcome`, not raised.
+        Without `copy` the tensors are written from where they are, and the caller waits before it changes them. A disk
+        that fails is told by `outcome`, not raised.
         """
         began = time.perf_counter()
         self.wait()
@@ -80,8 +81,8 @@ class Saver:
         if problem:
             self.outcome = save.ended(problem, time.perf_counter() - began)
             return
-        staged, copies = shards.stage(mine, self._buffer), shards.copies(tensors, self._mesh)
-        self._buffer = staged.data if staged.data.is_pinned() else None
+        staged = self._staging.copy(mine) if copy else shards.in_place(mine)
+        copies = shards.copies(tensors, self._mesh)
         self._before_last, self._talk = self._talk, _Talk(token, self._rank, self._world)
         blocked = time.perf_counter() - began
         self._thread = threading.Thread(target=self._write, args=(save, staged, copies, blocked), daemon=True)

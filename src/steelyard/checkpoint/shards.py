@@ -11,6 +11,7 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from io import FileIO
@@ -43,6 +44,10 @@ class Block:
     name: str
     offsets: tuple[int, ...]
     values: Tensor
+
+    @property
+    def bytes(self) -> int:
+        return self.values.numel() * self.values.element_size()
 
 
 def blocks(name: str, tensor: Tensor) -> list[Block]:
@@ -91,36 +96,48 @@ def _bytes(values: Tensor) -> memoryview:
 
 @dataclass(frozen=True)
 class Staged:
-    """Blocks copied to the host, as the bytes of a safetensors file: its header, and what follows it."""
+    """The bytes of a safetensors file: its header, and the values of its blocks in order, each on the host."""
 
     header: bytes
-    data: Tensor  # [bytes] uint8
+    values: list[memoryview]
 
     @property
     def bytes(self) -> int:
-        return len(self.header) + self.data.numel()
+        return len(self.header) + sum(len(part) for part in self.values)
 
 
-def stage(mine: Sequence[Block], buffer: Tensor | None = None) -> Staged:
-    """Copy blocks to the host. `buffer` is an earlier save's, used again where it is large enough."""
-    sizes = [block.values.numel() * block.values.element_size() for block in mine]
-    total = sum(sizes)
-    on_gpu = any(block.values.is_cuda for block in mine)
-    if buffer is None or buffer.numel() < total:
-        buffer = torch.empty(total, dtype=torch.uint8, pin_memory=on_gpu)
-    header, start = {}, 0
-    for block, size in zip(mine, sizes, strict=True):
-        place = buffer[start : start + size].view(block.values.dtype).view(block.values.shape)
-        place.copy_(block.values, non_blocking=True)
-        shape, end = list(block.values.shape), start + size
-        header[block.name] = {"dtype": NAMES[place.dtype], "shape": shape, "data_offsets": [start, end]}
+class Staging:
+    """Host memory that blocks are copied to, kept from save to save: fresh memory costs several times the copy."""
+
+    def __init__(self) -> None:
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def copy(self, mine: Sequence[Block]) -> Staged:
+        """Copies of the blocks, which may then change. They stand until the next copy."""
+        total, on_gpu = sum(block.bytes for block in mine), any(block.values.is_cuda for block in mine)
+        if self._buffer.numel() < total:
+            self._buffer = torch.empty(total, dtype=torch.uint8, pin_memory=on_gpu)
+        start = 0
+        for block in mine:
+            place = self._buffer[start : start + block.bytes].view(block.values.dtype).view(block.values.shape)
+            place.copy_(block.values, non_blocking=True)
+            start += block.bytes
+        if on_gpu:
+            torch.cuda.synchronize()
+        return Staged(_header(mine), [self._buffer[:total].numpy().data])
+
+
+def in_place(mine: Sequence[Block]) -> Staged:
+    """The blocks themselves where they are on the host, for a caller that waits until they are written."""
+    return Staged(_header(mine), [_bytes(block.values) for block in mine])
+
+
+def _header(mine: Sequence[Block]) -> bytes:
+    entries, start = {}, 0
+    for block in mine:
+        dtype, shape, end = NAMES[block.values.dtype], list(block.values.shape), start + block.bytes
+        entries[block.name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
         start = end
-    if on_gpu:
-        torch.cuda.synchronize()
-    return Staged(_header(header, mine), buffer[:total])
-
-
-def _header(entries: dict[str, Any], mine: Sequence[Block]) -> bytes:
     offsets = {block.name: {"saved_offsets": list(block.offsets)} for block in mine}
     metadata = {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(offsets)}
     text = json.dumps({"__metadata__": metadata, **entries}).encode()
@@ -131,19 +148,25 @@ def _header(entries: dict[str, Any], mine: Sequence[Block]) -> bytes:
 def write(path: Path, staged: Staged, progress: Callable[[], None] = lambda: None) -> File:
     """Write a staged file through to the disk; `progress` is called after every block of bytes. Raises OSError.
 
-    Neither writing nor the checksum holds the interpreter's lock, so training goes on meanwhile.
+    Neither writing nor the checksum, taken beside it, holds the interpreter's lock: training goes on meanwhile.
     """
-    data = staged.data.numpy().data
-    crc = zlib.crc32(staged.header)
-    with path.open("wb", buffering=0) as file:
-        _write_all(file, memoryview(staged.header))
-        for start in range(0, len(data), BLOCK):
-            block = data[start : start + BLOCK]
-            crc = zlib.crc32(block, crc)
-            _write_all(file, block)
-            progress()
+    parts = [memoryview(staged.header), *staged.values]
+    with ThreadPoolExecutor(1) as beside, path.open("wb", buffering=0) as file:
+        crc = beside.submit(_checksum, parts)
+        for part in parts:
+            for start in range(0, len(part), BLOCK):
+                _write_all(file, part[start : start + BLOCK])
+                progress()
         os.fsync(file.fileno())
-    return File(staged.bytes, crc)
+        return File(staged.bytes, crc.result())
+
+
+def _checksum(parts: Sequence[memoryview]) -> int:
+    value = 0
+    for part in parts:
+        for start in range(0, len(part), BLOCK):
+            value = zlib.crc32(part[start : start + BLOCK], value)
+    return value
 
 
 def _write_all(file: Any, content: memoryview) -> None:

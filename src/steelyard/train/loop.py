@@ -297,7 +297,7 @@ class Loop:
         late = minutes > 0 and (time.monotonic() - self.saved_at) / 60 >= minutes
         # steps are the same on every rank; only their clocks need to agree
         if due or (minutes > 0 and self._agreed(late)):
-            self._save()
+            self._save(self.run.checkpoint.asynchronous)
 
     def _stop_reason(self, outcome: Outcome | None) -> Result | None:
         """Why the run ends here, the same on all ranks; None to go on."""
@@ -329,8 +329,7 @@ class Loop:
     def _finish(self) -> None:
         """The last checkpoint, then the closing evaluation unless somebody is waiting for the run to leave."""
         if self._wait_for_save() or self.state.step > self.saved_step:
-            self._save()
-            self._must_be_saved()
+            self._save(behind=False)
         every, steps = self.run.evaluation.every_steps, self.run.evaluation.steps
         if steps and not self._agreed(bool(self.signals.received)):
             self._evaluate(self.state.step // every if every else 0)
@@ -357,8 +356,8 @@ class Loop:
             self._record(line)
             self.display.validation(line)
 
-    def _save(self) -> None:
-        """Begin a checkpoint of this moment; whether it was sealed is told when it is known."""
+    def _save(self, behind: bool) -> None:
+        """A checkpoint of this moment: begun, if it is written `behind` training, else sealed, or UserError C004."""
         first, size = self.last_batch
         batch = {"first": first, "size": size, "hash": f"{self.engine.fingerprint:x}"} if size else None
         scaler, record = self.engine.scaler.state(), self.folder.position if self.folder else None
@@ -367,9 +366,9 @@ class Loop:
         self._wait_for_save()
         with self.clock.phase("save"):
             tensors = self.engine.tensors(with_optimizer=self.state.updates > 0)
-            self.saver.begin(self.state.step, tensors, texts)
+            self.saver.begin(self.state.step, tensors, texts, copy=behind)
         self.saved_step, self.saved_at = self.state.step, time.monotonic()
-        if not self.run.checkpoint.asynchronous:
+        if not behind:
             self._must_be_saved()
 
     def _wait_for_save(self) -> str:

@@ -33,7 +33,7 @@ def write_start(tensors: Mapping[str, Tensor], run: Run, source: Path, folder: P
     name = "shard-00000.safetensors"
     try:
         beside = store.begin(folder / "checkpoints", 0)
-        file = shards.write(beside / name, shards.stage([b for n, t in whole.items() for b in shards.blocks(n, t)]))
+        file = shards.write(beside / name, shards.in_place([b for n, t in whole.items() for b in shards.blocks(n, t)]))
         return store.seal(beside, store.final_path(folder / "checkpoints", 0), {name: file}, texts)
     except OSError as failure:
         size = sum(tensor.numel() * torch.float32.itemsize for tensor in tensors.values())
