@@ -1,5 +1,7 @@
 """Running one layout next to the reference, and what the two must agree in."""
 
+from contextlib import nullcontext
+
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
@@ -11,6 +13,7 @@ from steelyard.spec import progress, resolve
 from steelyard.train.clock import Clock
 from steelyard.train.engine import Engine, share
 from steelyard.train.step import step
+from steelyard.train.traffic import TrafficCounter
 from tests.parity.reference import Reference
 
 STEPS, BATCH = 20, 4
@@ -62,8 +65,9 @@ def schedule_of(run):
     return progress.schedule(run.learning_rate, run.length, run.batch, run.model.seq_length)
 
 
-def train_layout(sections, steps=STEPS):
-    """On every rank: train, and return (losses, norms, evaluation, whole parameters this rank speaks for)."""
+def train_layout(sections, steps=STEPS, count=False):
+    """On every rank: train, and return (losses, norms, evaluation, whole parameters this rank speaks for). `count`: the
+    second step sends exactly what is predicted."""
     run = make_run(sections, dist.get_world_size())
     where = mesh.build(run.parallel, torch.device("cpu"))
     engine, tokens = (
@@ -74,7 +78,11 @@ def train_layout(sections, steps=STEPS):
     for number in range(steps):
         size = progress.batch_size_at(run.batch, BATCH * number)
         batches = share(tokens, size * number, size, run, where)
-        outcome = step(run, engine, batches, schedule_of(run).rate(size * number, size), number, Clock())
+        counter = TrafficCounter(where, engine.tied.group) if count and number == 1 else None
+        with counter or nullcontext():
+            outcome = step(run, engine, batches, schedule_of(run).rate(size * number, size), number, Clock())
+        if counter:
+            assert not (wrong := counter.wrong_by_rank(run, len(batches))), f"(predicted, counted): {wrong}"
         losses.append(outcome.loss)
         norms.append(outcome.grad_norm)
     evaluation = engine.evaluate(share(tokens, 10_000, BATCH, run, where))

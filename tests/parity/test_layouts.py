@@ -1,12 +1,12 @@
 """Every layout computes the same training run: float64, 20 AdamW steps, against the plain reference.
 
-Losses, gradient norms, evaluation and every parameter agree to 1e-12. Query-key-value biases are held to 1e-10: a key
+Losses, gradient norms, evaluation and every parameter agree to 1e-12, and every rank sends exactly what is predicted. Query-key-value biases are held to 1e-10: a key
 bias has no gradient but rounding noise (softmax does not see it), which Adam divides by its own size.
 """
 
 import pytest
 
-from tests.parity.cases import compare, train_layout, train_reference
+from tests.parity.cases import STEPS, compare, train_layout, train_reference
 from tests.parity.covering import OPTIONS, covering, draw, name, pairs, sections
 
 CASES, IMPOSSIBLE = covering(worlds=(2, 4))
@@ -19,7 +19,7 @@ EIGHT = {
 
 def assert_equal(pools, world, case):
     given = sections(case, world)
-    worst = compare(pools(world).run(train_layout, given), train_reference(given))
+    worst = compare(pools(world).run(train_layout, given, STEPS, True), train_reference(given))
     limits = dict.fromkeys(worst, 1e-12) | {"key bias": 1e-10}
     assert all(worst[kind] <= limits[kind] for kind in worst), worst
 

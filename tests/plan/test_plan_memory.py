@@ -92,11 +92,11 @@ def test_does_not_fit_and_what_would(run_file):
 
 
 def test_bar_adds_up(run_file):
-    from steelyard.report import terminal
+    from steelyard.report.memory import parts
 
     run = resolve({"model": {"num_layers": 4}}, world=1).run
     rank = sheet.as_json(run)["memory"]["ranks"][0]
-    assert sum(terminal.memory_parts(rank).values()) == rank["peak"]
+    assert sum(parts(rank).values()) == rank["peak"]
 
 
 def test_a_framework_without_a_model():

@@ -90,8 +90,9 @@ def plan(
         print(terminal.plan(planned))
         if too_large:
             from steelyard.plan import memory
+            from steelyard.report.memory import changes
 
-            print(terminal.changes(memory.changes(run)))
+            print(changes(memory.changes(run)))
         if explain:
             print("\n" + terminal.explained(planned))
     if too_large:
@@ -131,7 +132,7 @@ def _load(path: Path, overrides: list[str], world: int | None) -> "Loaded":
 
 def _rehearse(run: "Run", rank: int, json: bool) -> None:
     from steelyard.plan import sheet
-    from steelyard.report import terminal
+    from steelyard.report.memory import rehearsed
     from steelyard.spec import error
 
     if run.engine.framework != "steelyard":
@@ -141,7 +142,7 @@ def _rehearse(run: "Run", rank: int, json: bool) -> None:
     from steelyard.train.rehearse import beside_prediction
 
     found = beside_prediction(run, rank)
-    print(sheet.dumps(found) if json else terminal.rehearsed(found))
+    print(sheet.dumps(found) if json else rehearsed(found))
 
 
 def _split(text: str) -> list[str]:

@@ -18,6 +18,7 @@ from torch.distributed.pipelining.schedules import (
 
 from steelyard.model.gpt import GPT
 from steelyard.parallel.mesh import Mesh
+from steelyard.parallel.shard import accumulate
 from steelyard.predict import stages
 from steelyard.spec.run import Run
 
@@ -48,6 +49,14 @@ def chunks(run: Run, pipeline_rank: int) -> list[Chunk]:
         Chunk(stage, range(starts[stage], starts[stage + 1]), stage == 0, stage == len(sizes) - 1)
         for stage in stages.chunks(run.parallel, pipeline_rank)
     ]
+
+
+class Stage(PipelineStage):
+    """A stage whose weight gradients are added up in `precision.gradients` where a schedule puts them off, too."""
+
+    def backward_weight_one_chunk(self, *arguments: Any, **options: Any) -> None:
+        super().backward_weight_one_chunk(*arguments, **options)
+        accumulate(self.submod)
 
 
 class Pipeline:
@@ -131,7 +140,7 @@ class Pipeline:
         tokens = torch.empty(micro, length, dtype=torch.int64, device="meta")
         wide = torch.float64 if self._hidden.dtype == torch.float64 else torch.float32
         sums = torch.empty(2, dtype=wide, device="meta", requires_grad=True)
-        return PipelineStage(
+        return Stage(
             part,
             chunk.stage,
             self._run.parallel.num_stages,
@@ -167,7 +176,7 @@ class TiedTable:
         pairs = list(zip(found, parts, strict=True))
         self.table = _parameter(p.embedding.word for _, p in pairs if tied and p.embedding is not None)
         self.copy = _parameter(p.head for c, p in pairs if tied and c.last and p.head is not None)
-        self._group = self._pair_group(run, mesh) if tied else None
+        self.group = self._pair_group(run, mesh) if tied else None
 
     @staticmethod
     def _pair_group(run: Run, mesh: Mesh) -> Any:
@@ -193,8 +202,8 @@ class TiedTable:
         if len(held) == 2:
             held[0] += held[1]
             held[1].copy_(held[0])
-        elif held and self._group is not None:
-            dist.all_reduce(held[0], group=self._group)
+        elif held and self.group is not None:
+            dist.all_reduce(held[0], group=self.group)
 
 
 def _parameter(modules: Iterable[nn.Module]) -> nn.Parameter | None:

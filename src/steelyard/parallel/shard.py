@@ -56,6 +56,16 @@ def release(model: nn.Module) -> None:
         module.reshard()
 
 
+def accumulate(model: nn.Module) -> None:
+    """Add gradients that lie in the compute dtype to those kept in the dtype of gradients. FSDP does so at the end of a
+    backward pass, but not where the gradients of weights are computed apart from it."""
+    for module in units(model):
+        if group := module._get_fsdp_state()._fsdp_param_group:
+            for parameter in group.fsdp_params if group.is_unsharded else ():
+                parameter.accumulate_unsharded_grad_if_needed()
+                parameter.to_accumulated_grad_if_needed()
+
+
 def before_micro_batch(model: nn.Module, zero: int, last: bool) -> None:
     """Tell FSDP what to do with this micro-batch's gradients and parameters. Nothing on a model without FSDP."""
     if not isinstance(model, FSDPModule):

@@ -8,8 +8,8 @@ from typing import Any
 
 from steelyard import hardware
 from steelyard.frameworks import counting
-from steelyard.plan import memory
-from steelyard.predict import flops, parameters, stages
+from steelyard.plan import memory, traffic
+from steelyard.predict import flops, parameters, pipeline, stages
 from steelyard.spec import check, progress
 from steelyard.spec.run import Run
 
@@ -35,6 +35,7 @@ def as_json(run: Run, rank: int | None = None) -> dict[str, Any]:
         "recompute": recompute(run),
         "hardware": chip(run),
         "memory": memory.as_json(run, rank),
+        "traffic": traffic.as_json(run),
         "notes": [{"key": note.key, "text": note.text} for note in check.notes(run)],
     }
 
@@ -71,16 +72,19 @@ def recompute(run: Run) -> dict[str, Any]:
 
 
 def layout(run: Run) -> dict[str, Any]:
-    """The mesh, the layers of each stage, and each stage's model FLOPs for one sequence."""
+    """The mesh, the layers of each stage, each stage's model FLOPs for one sequence, and the pipeline's bubble."""
     names = (
         "world_size", "tensor", "sequence", "context", "pipeline", "pipeline_schedule", "virtual", "data", "replicate",
         "shard", "zero",
     )  # fmt: skip
+    bubble = pipeline.bubble(run.model, run.parallel, run.batch.accumulation)
     return {
         **{name: getattr(run.parallel, name) for name in names},
         "stages": list(stages.split(run.model, run.parallel)),
         "stage_flops_per_sequence": list(stages.costs(run.model, run.parallel)),
         "imbalance": stages.imbalance(run.model, run.parallel),
+        "bubble": bubble.fraction,
+        "bubble_of_schedule": bubble.schedule,
     }
 
 

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-Sheet = dict[str, Any]
-INDENT = " " * 13
+from steelyard.report import memory
+from steelyard.report.memory import Sheet, block
+
 
 
 def plan(sheet: Sheet) -> str:
@@ -13,23 +14,19 @@ def plan(sheet: Sheet) -> str:
     blocks = [
         *_headline(sheet),
         "",
-        *_block("model", _model(sheet)),
-        *_block("parameters", _parameters(sheet)),
-        *_block("layout", _layout(sheet)),
-        *_block("a rank holds", _ranks(sheet)),
-        *_block("batch", _batch(sheet)),
-        *_block("memory", _memory(sheet)),
-        *_block("FLOPs", _flops(sheet)),
-        *_block("rate", _rate(sheet)),
-        *_block("others say", _others(sheet)),
-        *_block("note", (f"{note['key']}: {note['text']}" for note in sheet["notes"])),
+        *block("model", _model(sheet)),
+        *block("parameters", _parameters(sheet)),
+        *block("layout", _layout(sheet)),
+        *block("a rank holds", _ranks(sheet)),
+        *block("batch", _batch(sheet)),
+        *block("memory", memory.lines(sheet)),
+        *block("traffic", _traffic(sheet)),
+        *block("FLOPs", _flops(sheet)),
+        *block("rate", _rate(sheet)),
+        *block("others say", _others(sheet)),
+        *block("note", (f"{note['key']}: {note['text']}" for note in sheet["notes"])),
     ]
     return "\n".join(blocks)
-
-
-def _block(title: str, lines: Iterable[str]) -> Iterator[str]:
-    for number, line in enumerate(lines):
-        yield f"{title:<{len(INDENT)}}{line}" if number == 0 else f"{INDENT}{line}"
 
 
 def _headline(sheet: Sheet) -> Iterator[str]:
@@ -86,6 +83,10 @@ def _layout(sheet: Sheet) -> Iterator[str]:
             f"{layout['pipeline_schedule']}{virtual}, layers per stage {_runs(layout['stages'])}; the slowest stage "
             f"does {layout['imbalance']:.3f} x the mean"
         )
+        yield (
+            f"bubble: ranks wait {layout['bubble']:.1%} of a step's compute time, "
+            f"{layout['bubble_of_schedule']:.1%} by the schedule alone"
+        )
 
 
 def _runs(values: Sequence[int]) -> str:
@@ -125,100 +126,21 @@ def _batch(sheet: Sheet) -> Iterator[str]:
     yield f"{length['steps']:,} steps, {length['samples']:,} samples, {length['tokens']:,} tokens"
 
 
-# letter of the bar, words, and the terms it stands for
-BAR = (
-    ("w", "weights"), ("g", "gradients"), ("m", "master"), ("o", "optimizer"), ("a", "activations"),
-    ("r", "recomputed"), ("l", "logits"), ("b", "boundary"), ("x", "other"),
-)  # fmt: skip
-BAR_WIDTH = 64
-GIB = 2**30
-
-
-def _memory(sheet: Sheet) -> Iterator[str]:
-    """The classes of equal ranks, the largest first, a bar of the largest, and whether it fits."""
-    memory = sheet["memory"]
-    if memory is None:
-        yield "not modelled for this framework"
+def _traffic(sheet: Sheet) -> Iterator[str]:
+    """The operations of the busiest rank in a step, the most bytes first."""
+    if sheet["traffic"] is None:
         return
-    classes = _memory_classes(memory["ranks"])
-    shown = classes if len(classes) <= 4 else [*classes[:2], classes[-1]]
-    yield f"{'GiB':>10}  {'steady':>7} {'reserved':>8} {'device':>7}"
-    for largest, where, count in shown:
-        device = "?" if largest["device"] is None else f"{largest['device'] / GIB:.2f}"
-        yield (
-            f"{largest['peak'] / GIB:>10.2f}  {largest['steady'] / GIB:>7.2f} {largest['reserved'] / GIB:>8.2f} "
-            f"{device:>7}  peak of {where} ({count:,} ranks), in {largest['moment']}"
-        )
-    parts = memory_parts(classes[0][0])
-    yield f"[{_bar(parts, max(memory['capacity'] or 0, classes[0][0]['peak']))}]"
-    yield " ".join(f"{letter} {name} {parts[name] / GIB:.2f}" for letter, name in BAR if parts[name])
-    yield _fits(memory, classes[0][0])
-    yield from memory["assumed"]
-
-
-def _memory_classes(ranks: Sequence[Sheet]) -> list[tuple[Sheet, str, int]]:
-    """(its memory, which stages, how many ranks) of each class, the largest first. Tensor ranks are alike."""
-    by_size: dict[tuple[int, int], list[Sheet]] = {}
-    for rank in ranks:
-        by_size.setdefault((rank["peak"], rank["steady"]), []).append(rank)
-    found = []
-    for _, group in sorted(by_size.items(), reverse=True):
-        stages = sorted({rank["stage"] for rank in group})
-        numbers = f"stage {stages[0]}" if len(stages) == 1 else f"stages {', '.join(map(str, stages[:6]))}"
-        found.append((group[0], numbers + (", ..." if len(stages) > 6 else ""), sum(rank["count"] for rank in group)))
-    return found
-
-
-def memory_parts(rank: Sheet) -> dict[str, int]:
-    """The peak of a rank in the parts of the bar."""
-    terms = rank["terms"]
-    parts = dict(rank["states"])
-    parts["activations"] = sum(value for name, value in terms.items() if name.startswith("activations"))
-    parts |= {name: terms.get(name, 0) for name in ("logits", "recomputed", "boundary")}
-    return {**parts, "other": rank["peak"] - sum(parts.values())}
-
-
-def _bar(parts: Sheet, whole: int) -> str:
-    """One letter per part of the whole; dots are free."""
-    text, so_far = "", 0
-    for letter, name in BAR:
-        so_far += parts[name]
-        text += letter * (round(BAR_WIDTH * so_far / whole) - len(text))
-    return text.ljust(BAR_WIDTH, ".")
-
-
-def _fits(memory: Sheet, largest: Sheet) -> str:
-    need = largest["device"] or largest["reserved"]
-    kind = "device" if largest["device"] else "reserved"
-    if memory["fits"] is None:
-        return f"chip unknown: the largest rank needs {need / GIB:.2f} GiB ({kind})"
-    capacity = memory["capacity"]
-    room = (capacity - need) / GIB
-    if memory["fits"]:
-        return f"fits on {memory['chip']}: {kind} {need / GIB:.2f} of {capacity / GIB:.2f} GiB, {room:.2f} free"
-    return f"does NOT fit on {memory['chip']}: {kind} {need / GIB:.2f} of {capacity / GIB:.2f} GiB, {-room:.2f} short"
-
-
-def rehearsed(found: Sheet) -> str:
-    """A rehearsal beside the closed form."""
-    lines = [f"rank {found['rank']} of {found['world']:,}: one step on fake tensors beside the closed form, MiB"]
-    for name, row in found["bytes"].items():
-        lines.append(
-            f"{name:<16} {row['rehearsed'] / 2**20:>12,.2f} rehearsed {row['predicted'] / 2**20:>12,.2f} predicted "
-            f"{row['error']:>+8.2%}"
-        )
-    return "\n".join(lines)
-
-
-def changes(found: Sequence[Sheet]) -> str:
-    """Single changes that would make a run fit."""
+    busiest = max(sheet["traffic"]["ranks"], key=lambda rank: sum(entry["bytes"] for entry in rank["transfers"]))
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for entry in busiest["transfers"]:
+        calls, size = found.get((entry["kind"], entry["axis"]), (0, 0))
+        found[entry["kind"], entry["axis"]] = calls + entry["calls"], size + entry["bytes"]
     if not found:
-        return f"{INDENT}no single change of zero, recompute, micro-batch, tensor or pipeline makes it fit"
-    # of each key the smallest change that is enough; the others are in the same order
-    first = {change["set"].partition("=")[0]: change for change in reversed(found)}
-    shown = [change for change in found if change in first.values()]
-    lines = [f"{c['set']:<28} {c['need'] / GIB:>8.2f} GiB, {c['more_flops']:+.1%} FLOPs" for c in shown]
-    return "\n".join(_block("would fit", lines))
+        yield "none: one rank"
+    for (kind, axis), (calls, size) in sorted(found.items(), key=lambda item: -item[1][1]):
+        if size > 1024:
+            number, unit = memory.scaled(size)
+            yield f"{number:>10,.2f} {unit} in {calls:,} x {kind.replace('_', '-')} over {axis}, a step and rank"
 
 
 def _flops(sheet: Sheet) -> Iterator[str]:
@@ -303,7 +225,7 @@ COMPARED = {
     "largest rank holds": lambda sheet: f"{max(_held(sheet)):,}",
     "smallest rank holds": lambda sheet: f"{min(_held(sheet)):,}",
     "sum over ranks": lambda sheet: f"{sheet['parameters']['sum_over_ranks']:,}",
-    "peak memory, GiB": lambda sheet: f"{_peak(sheet) / GIB:.2f}" if sheet["memory"] else "?",
+    "peak memory, GiB": lambda sheet: f"{_peak(sheet) / memory.GIB:.2f}" if sheet["memory"] else "?",
     "global batch": lambda sheet: f"{sheet['batch']['global_batch_size']:,}",
     "micro x accumulation": lambda sheet: f"{sheet['batch']['micro_batch_size']} x {sheet['batch']['accumulation']:,}",
     "model FLOPs a step": lambda sheet: f"{sheet['flops']['model_per_step']:.4e}",

@@ -2,7 +2,7 @@
 
 import json
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ from steelyard.train.clock import Clock
 from steelyard.train.engine import Engine, fingerprint, share
 from steelyard.train.state import State
 from steelyard.train.step import Outcome, step
+from steelyard.train.traffic import TrafficCounter
 from steelyard.train.watch import GRACE_SECONDS, StopSignal, Watch
 
 
@@ -76,6 +77,7 @@ class Loop:
         self.last_batch = (0, 0)  # first sample and size
         self.mfu_is_impossible = False
         self.saved_at = time.monotonic()
+        self.steps_here = 0  # of this process
 
     # --- before the first step ---------------------------------------------------------------------------------------
 
@@ -233,7 +235,11 @@ class Loop:
         with self.clock.phase("data"):
             batches = share(self.splits["train"], state.samples, size, run, self.mesh)
         self.last_batch = (state.samples, size)
-        outcome = step(run, self.engine, batches, rate, state.step, self.clock)
+        with self._counting() as counter:
+            outcome = step(run, self.engine, batches, rate, state.step, self.clock)
+        if counter is not None:
+            self._check_traffic(counter, len(batches))
+        self.steps_here += 1
         state.advance(size, run.model.seq_length, outcome.updated, outcome.nan)
         seconds = time.perf_counter() - began
         timers = self.clock.lap(seconds)
@@ -286,6 +292,30 @@ class Loop:
             self.display.note(f"memory not modelled: {rest / 2**20:,.1f} MiB of the process are no live tensors")
         detail = {entry.kind: {**asdict(entry), "error": entry.error} for entry in found}
         self._record(Event(self.state.step, "memory", {"checked": detail, "measured": measured}))
+
+    def _counting(self) -> AbstractContextManager[TrafficCounter | None]:
+        """Counts what the process's second step sends: the first one also makes connections. Compiled blocks hide their
+        operations from it."""
+        if self.steps_here != 1 or self.run.parallel.compile:
+            return nullcontext()
+        return TrafficCounter(self.mesh, self.engine.tied.group)
+
+    def _check_traffic(self, counter: TrafficCounter, micro_batches: int) -> None:
+        """Predicted against counted collectives, on every rank; all ranks call it together."""
+        wrong = counter.wrong_by_rank(self.run, micro_batches)
+        for place, (planned, counted) in wrong.items():
+            self.display.note(f"traffic, {place}: planned (calls, bytes) {planned}, counted {counted}")
+        if not wrong:
+            calls, size = counter.calls.total(), counter.bytes.total()
+            self.display.note(
+                f"traffic: {calls:,} collectives and messages, {size / 2**20:,.2f} MiB a step on this rank, "
+                "counted on every rank and equal to the plan"
+            )
+        rows = [
+            {"kind": kind, "axis": axis, "calls": calls, "bytes": size}
+            for (kind, axis), (calls, size) in sorted(counter.found().items())
+        ]
+        self._record(Event(self.state.step + 1, "traffic", {"first_rank": rows, "wrong": wrong}))
 
     def _between_steps(self) -> None:
         """Evaluation and checkpoints that are due."""

@@ -27,9 +27,10 @@ from steelyard.data.loader import Batch
 from steelyard.model.gpt import GPT
 from steelyard.parallel import apply, mesh
 from steelyard.parallel.norm import local
-from steelyard.predict import engine
+from steelyard.predict import engine, traffic
 from steelyard.spec.run import Run
 from steelyard.train.engine import Engine, Micro
+from steelyard.train.traffic import TrafficCounter
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,15 @@ class Lap:
 @dataclass(frozen=True)
 class Rehearsal:
     """Bytes of one rank. `states` by category and `steady`, all that is allocated, after the second step; `laps` the
-    phases of the first step (`first ...`) and of the second."""
+    phases of the first step (`first ...`) and of the second; `traffic` what the second sends, (kind, axis) -> (calls,
+    bytes), without the count of valid tokens, which needs data."""
 
     rank: int
     world: int
     states: dict[str, int]
     steady: int
     laps: dict[str, Lap]
+    traffic: dict[tuple[str, str], tuple[int, int]]
 
     @property
     def peak(self) -> int:
@@ -166,11 +169,12 @@ def rehearse(run: Run, rank: int = 0) -> Rehearsal:
             engine.end()
             tracker.lap()
             laps: dict[str, Lap] = {}
-            for step in ("first ", ""):
-                laps |= _step(run, engine, tracker, step)
+            laps |= _step(run, engine, tracker, "first ")
+            with TrafficCounter(where, engine.tied.group) as counter:
+                laps |= _step(run, engine, tracker, "")
             states = _states(engine)
             steady = tracker.current
-    return Rehearsal(rank, run.parallel.world_size, states, steady, laps)
+    return Rehearsal(rank, run.parallel.world_size, states, steady, laps, counter.found())
 
 
 def _engine(run: Run, where: mesh.Mesh, mode: FakeTensorMode, tracker: Tracker) -> Engine:
@@ -195,6 +199,7 @@ def _step(run: Run, engine: Engine, tracker: Tracker, name: str) -> dict[str, La
     micro_batches = [_micro(run) for _ in range(run.batch.accumulation)]
     engine.forward_backward(micro_batches, 0)
     laps = {f"{name}forward-backward": tracker.lap()}
+    engine.loss()
     engine.clip(run.optimizer.clip_grad)
     engine.update(1e-3)
     laps[f"{name}optimizer"] = tracker.lap()
@@ -233,6 +238,8 @@ def beside_prediction(run: Run, rank: int) -> dict[str, Any]:
     pipeline, column = divmod(rank // parallel.tensor, columns)
     closed = engine.on_rank(run, pipeline, column % parallel.shard if parallel.zero else 0, host=True)
     found = rehearse(run, rank)
+    transfers = traffic.on_rank(run, pipeline, column % parallel.shard if parallel.zero else 0)
+    transfers = tuple(entry for entry in transfers if entry.purpose != "valid tokens")
     states = {"master": closed.kept.weights + closed.kept.master, "optimizer": closed.kept.optimizer}
     pairs = {
         **{name: (found.states[name], states[name]) for name in states},
@@ -246,4 +253,9 @@ def beside_prediction(run: Run, rank: int) -> dict[str, Any]:
         "moment": closed.at_peak.name,
         "bytes": {name: {"rehearsed": a, "predicted": b, "error": b / a - 1} for name, (a, b) in pairs.items()},
         "laps": {name: lap.peak for name, lap in found.laps.items()},
+        "traffic": {
+            "calls": sum(calls for calls, _ in found.traffic.values()),
+            "bytes": sum(size for _, size in found.traffic.values()),
+            "wrong": traffic.differences(transfers, found.traffic),
+        },
     }

@@ -1,0 +1,238 @@
+"""What a step of our own engine sends: every collective and message by kind, mesh axis, calls and bytes.
+
+From the batch's count to the last update, on one rank. Bytes are those of the whole tensor of a call (what is reduced,
+gathered, scattered or sent) in the dtype it travels in; what a network carries of it depends on its algorithm.
+`train/traffic.py` counts the real ones, and the two must be equal.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from steelyard.predict import engine, parameters, stages
+from steelyard.predict.parameters import Tensor
+from steelyard.spec.precision import BYTES
+from steelyard.spec.run import Run
+
+
+Difference = tuple[tuple[int, int], tuple[int, int]]  # (calls, bytes) predicted, (calls, bytes) counted
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """`calls` operations of one kind over one axis that move `bytes` in all, and what they are for. Axes: tensor,
+    shard and replicate (together the data axis), pipeline, and tied (the first and the last stage)."""
+
+    purpose: str
+    kind: str
+    axis: str
+    calls: int
+    bytes: int
+
+
+def on_rank(run: Run, pipeline_rank: int, index: int = 0, micro_batches: int | None = None) -> tuple[Transfer, ...]:
+    """One step of shard `index` on a pipeline rank, with `run.batch.accumulation` micro-batches unless said."""
+    micro = run.batch.accumulation if micro_batches is None else micro_batches
+    step = _Step(run, pipeline_rank, index, micro)
+    found = (*step.bookkeeping(), *step.tensor(), *step.data(), *step.pipeline())
+    return tuple(entry for entry in found if entry.calls)
+
+
+def by_operation(transfers: tuple[Transfer, ...]) -> dict[tuple[str, str], tuple[int, int]]:
+    """(kind, axis) -> (calls, bytes)."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for entry in transfers:
+        calls, size = found.get((entry.kind, entry.axis), (0, 0))
+        found[entry.kind, entry.axis] = calls + entry.calls, size + entry.bytes
+    return found
+
+
+def differences(
+    transfers: tuple[Transfer, ...], counted: Mapping[tuple[str, str], tuple[int, int]]
+) -> dict[str, Difference]:
+    """Where a count is not the prediction: "kind over axis" -> ((calls, bytes) predicted, (calls, bytes) counted)."""
+    predicted, nothing = by_operation(transfers), (0, 0)
+    return {
+        f"{kind} over {axis}": (predicted.get((kind, axis), nothing), counted.get((kind, axis), nothing))
+        for kind, axis in sorted({*predicted, *counted})
+        if predicted.get((kind, axis), nothing) != counted.get((kind, axis), nothing)
+    }
+
+
+class _Step:
+    """The mechanisms, one method each."""
+
+    def __init__(self, run: Run, pipeline_rank: int, index: int, micro: int):
+        self.run, self.micro, self.index = run, micro, index
+        parallel = run.parallel
+        self.size, self.split = engine.sizes(run), stages.split(run.model, run.parallel)
+        self.chunks, self.final = stages.chunks(parallel, pipeline_rank), len(self.split) - 1
+        self.first, self.last = 0 in self.chunks, self.final in self.chunks
+        self.held = parameters.rank_tensors(run.model, parallel, pipeline_rank)
+        # ZeRO 0 is one shard per replica
+        self.shards = 1 if parallel.zero == 0 else parallel.shard
+        self.replicas = parallel.data // self.shards
+        self.fsdp = engine.sharded(run)
+
+    # --- once a step -------------------------------------------------------------------------------------------------
+
+    def bookkeeping(self) -> Iterator[Transfer]:
+        """Counts, loss and norm, all float64: (valid tokens, checksum) over the data ranks, the loss over them and the
+        pipeline, squares of gradients (cut over the tensor axis, whole on it) over whatever cuts them."""
+        parallel = self.run.parallel
+        sizes = {"pipeline": parallel.pipeline, "replicate": self.replicas, "shard": self.shards}
+        for axis in ("replicate", "shard"):
+            yield self._small("valid tokens", axis, 16, sizes[axis])
+        for axis in sizes:
+            yield self._small("loss", axis, 8, sizes[axis])
+        if self.fsdp and parallel.zero:
+            yield self._small("gradient norm", "shard", 16, self.shards)
+        yield self._small("gradient norm", "tensor", 8, parallel.tensor)
+        yield self._small("gradient norm", "pipeline", 8, parallel.pipeline)
+
+    @staticmethod
+    def _small(purpose: str, axis: str, size: int, ranks: int) -> Transfer:
+        return Transfer(purpose, "all_reduce", axis, int(ranks > 1), size * (ranks > 1))
+
+    # --- tensor axis -------------------------------------------------------------------------------------------------
+
+    def tensor(self) -> Iterator[Transfer]:
+        """Two pairs of collectives a block and micro-batch: hidden states are made whole after attention and MLP
+        (forward) and their gradients before them (backward); with sequence parallelism each all-reduce becomes a
+        gather and a scatter. Then the ends, what recompute repeats, and replicated weights."""
+        if self.run.parallel.tensor == 1:
+            return
+        layers, hidden = sum(self.split[stage] for stage in self.chunks), self.size.hidden
+        names = ("all_gather", "reduce_scatter") if self.run.parallel.sequence else ("all_reduce",)
+        for name in names:
+            yield self._each("blocks, forward", name, 2 * layers, hidden)
+            yield self._each("blocks, backward", name, 2 * layers, hidden)
+        if self.first:
+            yield self._each("embedding, forward", "all_reduce", 1, hidden)
+            if self.run.parallel.sequence:
+                yield self._each("embedding, backward", "all_gather", 1, hidden)
+        if self.last:
+            yield from self._loss()
+        yield from self._recompute()
+        yield from self._partial()
+
+    def _each(self, purpose: str, kind: str, calls: int, size: int) -> Transfer:
+        """`calls` of `size` bytes for every micro-batch."""
+        return Transfer(purpose, kind, "tensor", calls * self.micro, calls * size * self.micro)
+
+    def _loss(self) -> Iterator[Transfer]:
+        """Maximum, sum and the label's logit of every token, a chunk of tokens at a time; the gradient of the hidden
+        states once."""
+        chunk = max(1, engine.LOSS_CHUNK // self.size.rows)
+        chunks, hidden = -(-self.size.tokens // chunk), self.size.hidden
+        calls = 3 * chunks * self.micro
+        yield Transfer("loss", "all_reduce", "tensor", calls, 3 * self.size.tokens * self.size.wide * self.micro)
+        if self.run.parallel.sequence:
+            yield self._each("loss, forward", "all_gather", 1, hidden)
+            yield self._each("loss, backward", "reduce_scatter", 1, hidden)
+        else:
+            yield self._each("loss, backward", "all_reduce", 1, hidden)
+
+    def _recompute(self) -> Iterator[Transfer]:
+        """Full recompute repeats a group's forward up to the last tensor that is kept: without a dropout mask at the end
+        all but its last reduction. Saved inputs cut over the tensor axis are gathered before, and so are their
+        gradients."""
+        rule = self.run.recompute
+        if rule.mode != "full":
+            return
+        blocks = groups = 0
+        for stage in self.chunks:
+            covered = self.split[stage] if rule.layers == "all" else min(rule.layers, self.split[stage])
+            blocks, groups = blocks + covered, groups - (-covered // rule.every)
+        reductions = 2 * blocks - (0 if self.run.model.hidden_dropout else groups)
+        if self.run.parallel.sequence:
+            yield self._each("blocks, again", "all_gather", 2 * blocks, self.size.hidden)
+            yield self._each("blocks, again", "reduce_scatter", reductions, self.size.hidden)
+        else:
+            yield self._each("blocks, again", "all_reduce", reductions, self.size.hidden)
+            if rule.shard:
+                yield self._each("saved inputs", "all_gather", 2 * groups, self.size.hidden)
+
+    def _partial(self) -> Iterator[Transfer]:
+        """Gradients of weights that every tensor rank applies to its own heads or positions, summed before they are
+        used: once a step, or wherever FSDP reduces them."""
+        tensors = [t for t in self.held if self._is_partial(t)]
+        precision, every = self.run.precision, self.reductions > 1
+        # summed as they were accumulated: whole micro-batches in the dtype of gradients, one alone in the compute dtype
+        alone = self.fsdp and self.run.parallel.pipeline == 1 and (every or self.micro == 1)
+        width = BYTES[precision.master if not self.fsdp else precision.compute if alone else precision.gradients]
+        size = width * sum(t.numel for t in tensors)
+        times = self.reductions if self.fsdp else 1
+        yield Transfer("replicated weights", "all_reduce", "tensor", len(tensors) * times, size * times)
+
+    def _is_partial(self, tensor: Tensor) -> bool:
+        if "query_norm" in tensor.name or "key_norm" in tensor.name:
+            return True
+        part = tensor.name.rsplit(".", 1)[0]
+        return self.run.parallel.sequence and (part == "norm" or part.endswith(("attention_norm", "mlp_norm")))
+
+    # --- data axis ---------------------------------------------------------------------------------------------------
+
+    @property
+    def reductions(self) -> int:
+        """How often a step reduces gradients: each micro-batch from zero 2 on; a pipeline once."""
+        once = self.run.parallel.zero < 2 or self.run.parallel.pipeline > 1
+        return 1 if once else self.micro
+
+    @property
+    def gathers(self) -> int:
+        """How often a step gathers a unit's weights. Zero 3: for each forward and each backward pass; in a pipeline a
+        backward pass leaves them gathered, so each but the last saves the next pass's gather."""
+        if self.run.parallel.zero < 3:
+            return 1
+        return self.micro + 1 if self.run.parallel.pipeline > 1 else 2 * self.micro
+
+    def data(self) -> Iterator[Transfer]:
+        """FSDP's units: each block, and what else a stage holds. Rows are padded to equal shards."""
+        units = self._units()
+        padded = sum(units)
+        weights, gradients = BYTES[self.run.precision.compute], BYTES[self.run.precision.gradients]
+        if self.shards > 1:
+            times, calls = self.gathers, len(units) * self.gathers
+            yield Transfer("weights", "all_gather", "shard", calls, weights * padded * times)
+            times, calls = self.reductions, len(units) * self.reductions
+            yield Transfer("gradients", "reduce_scatter", "shard", calls, gradients * padded * times)
+        if self.replicas > 1:
+            times, calls = self.reductions, len(units) * self.reductions
+            share = gradients * padded // self.shards * times
+            yield Transfer("gradients", "all_reduce", "replicate", calls, share)
+
+    def _units(self) -> list[int]:
+        """Parameters of each unit on this tensor rank, padded."""
+        found: dict[str, int] = {}
+        for entry in self.held:
+            shape = entry.local_shape(self.run.parallel.tensor)
+            unit = self._unit(entry.name)
+            found[unit] = found.get(unit, 0) + -(-shape[0] // self.shards) * self.shards * prod(shape[1:])
+        return list(found.values())
+
+    def _unit(self, name: str) -> str:
+        if name.startswith("layers."):
+            return name.split(".")[1]
+        return "first" if name.startswith("embedding.") or (self.final == 0) else "last"
+
+    # --- pipeline ----------------------------------------------------------------------------------------------------
+
+    def pipeline(self) -> Iterator[Transfer]:
+        """Hidden states to the next stage and their gradients back, where the two stand on different ranks; the tied
+        word table's gradient between the first and the last."""
+        if self.run.parallel.pipeline == 1:
+            return
+        before = sum(stage > 0 and stage - 1 not in self.chunks for stage in self.chunks)
+        after = sum(stage < self.final and stage + 1 not in self.chunks for stage in self.chunks)
+        for name, kind, sides in (
+            ("hidden states", "send", after), ("hidden states", "receive", before),
+            ("their gradients", "send", before), ("their gradients", "receive", after),
+        ):  # fmt: skip
+            yield Transfer(name, kind, "pipeline", sides * self.micro, sides * self.size.residual * self.micro)
+        if self.run.model.tied_embeddings and self.first != self.last:
+            rows = self.size.rows
+            block = -(-rows // self.shards)
+            mine = max(0, min(block, rows - self.index * block)) if self.fsdp else rows
+            size = mine * self.run.model.hidden_size * BYTES[self.run.precision.master]
+            yield Transfer("tied word table", "all_reduce", "tied", 1, size)
