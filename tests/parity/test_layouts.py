@@ -1,7 +1,8 @@
 """Every layout computes the same training run: float64, 20 AdamW steps, against the plain reference.
 
-Losses, gradient norms, evaluation and every parameter agree to 1e-12, and every rank sends exactly what is predicted. Query-key-value biases are held to 1e-10: a key
-bias has no gradient but rounding noise (softmax does not see it), which Adam divides by its own size.
+Losses, gradient norms, evaluation and every parameter agree to 1e-12, and every rank sends exactly what is predicted.
+Query-key-value biases are held to 1e-10: a key bias has no gradient but rounding noise (softmax does not see it), which
+Adam divides by its own size.
 """
 
 import pytest

@@ -53,7 +53,7 @@ def runs(draw):
         "data": replicate * draw(st.integers(1, 5)),
         "replicate": replicate,
         "context": draw(st.sampled_from([1, 2])),
-        "zero": draw(st.sampled_from([0, 1, 3])),
+        "zero": draw(st.sampled_from([0, 1] if schedule == "zbv" else [0, 1, 3])),  # S120 refuses the pair
     }
     batch = {"micro_batch_size": 1, "accumulation": pipeline * virtual}
     return legal(model=model, parallel=parallel, batch=batch)

@@ -14,7 +14,6 @@ from steelyard.predict.parameters import Tensor
 from steelyard.spec.precision import BYTES
 from steelyard.spec.run import Run
 
-
 Difference = tuple[tuple[int, int], tuple[int, int]]  # (calls, bytes) predicted, (calls, bytes) counted
 
 
@@ -134,9 +133,9 @@ class _Step:
             yield self._each("loss, backward", "all_reduce", 1, hidden)
 
     def _recompute(self) -> Iterator[Transfer]:
-        """Full recompute repeats a group's forward up to the last tensor that is kept: without a dropout mask at the end
-        all but its last reduction. Saved inputs cut over the tensor axis are gathered before, and so are their
-        gradients."""
+        """Full recompute repeats a group's forward up to the last tensor that is kept: all but its last reduction,
+        unless a dropout mask comes after it. Saved inputs cut over the tensor axis are gathered before, and so are
+        their gradients."""
         rule = self.run.recompute
         if rule.mode != "full":
             return

@@ -33,15 +33,14 @@ def lines(sheet: Sheet) -> Iterator[str]:
     shown = classes if len(classes) <= 4 else [*classes[:2], classes[-1]]
     largest = classes[0][0]
     one, unit = (GIB, "GiB") if largest["peak"] >= GIB else (MIB, "MiB")
-    yield f"{unit:>10}  {'steady':>7} {'reserved':>8} {'device':>7}"
+    some = f"{len(shown)} of {len(classes)} classes of ranks" if len(shown) < len(classes) else ""
+    yield f"{unit:>10}  {'steady':>7} {'reserved':>8} {'device':>7}  {some}".rstrip()
     for entry, where, count in shown:
         device = "?" if entry["device"] is None else f"{entry['device'] / one:.2f}"
         yield (
             f"{entry['peak'] / one:>10.2f}  {entry['steady'] / one:>7.2f} {entry['reserved'] / one:>8.2f} "
             f"{device:>7}  peak of {where} ({_ranks(count)}), in {entry['moment']}"
         )
-    if len(shown) < len(classes):
-        yield f"{len(classes) - len(shown)} more classes of ranks between the last two: --json"
     of_largest = parts(largest)
     yield f"[{_bar(of_largest, max(memory['capacity'] or 0, largest['peak']))}]"
     yield " ".join(f"{letter} {name} {of_largest[name] / one:.2f}" for letter, name in BAR if of_largest[name])
@@ -115,7 +114,8 @@ def rehearsed(found: Sheet) -> str:
     for what, (predicted, counted) in traffic["wrong"].items():
         lines.append(f"traffic, {what}: (calls, bytes) {counted} counted, {predicted} predicted")
     if not traffic["wrong"]:
-        lines.append(f"traffic: {traffic['calls']:,} calls of {traffic['bytes'] / MIB:,.2f} MiB, equal to the prediction")
+        size = traffic["bytes"] / MIB
+        lines.append(f"traffic: {traffic['calls']:,} calls of {size:,.2f} MiB, equal to the prediction")
     return "\n".join(lines)
 
 
@@ -128,5 +128,3 @@ def changes(found: Sequence[Sheet]) -> str:
     shown = [change for change in found if change in first.values()]
     lines = [f"{c['set']:<28} {c['need'] / GIB:>8.2f} GiB, {c['more_flops']:+.1%} FLOPs" for c in shown]
     return "\n".join(block("would fit", lines))
-
-

@@ -1,12 +1,11 @@
 """The plan of a run as text for a terminal. Plain text: a plan answers before a table library would have loaded."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 from steelyard.report import memory
 from steelyard.report.memory import Sheet, block
-
 
 
 def plan(sheet: Sheet) -> str:
@@ -80,11 +79,8 @@ def _layout(sheet: Sheet) -> Iterator[str]:
     if len(layout["stages"]) > 1:
         virtual = f" x {layout['virtual']} chunks" if layout["virtual"] > 1 else ""
         yield (
-            f"{layout['pipeline_schedule']}{virtual}, layers per stage {_runs(layout['stages'])}; the slowest stage "
-            f"does {layout['imbalance']:.3f} x the mean"
-        )
-        yield (
-            f"bubble: ranks wait {layout['bubble']:.1%} of a step's compute time, "
+            f"{layout['pipeline_schedule']}{virtual}, layers per stage {_runs(layout['stages'])}; slowest stage "
+            f"{layout['imbalance']:.3f} x the mean; bubble {layout['bubble']:.1%}, "
             f"{layout['bubble_of_schedule']:.1%} by the schedule alone"
         )
 
@@ -127,20 +123,22 @@ def _batch(sheet: Sheet) -> Iterator[str]:
 
 
 def _traffic(sheet: Sheet) -> Iterator[str]:
-    """The operations of the busiest rank in a step, the most bytes first."""
+    """What the busiest rank sends in a step, by axis; the kinds and purposes are in `--explain`."""
     if sheet["traffic"] is None:
         return
-    busiest = max(sheet["traffic"]["ranks"], key=lambda rank: sum(entry["bytes"] for entry in rank["transfers"]))
-    found: dict[tuple[str, str], tuple[int, int]] = {}
-    for entry in busiest["transfers"]:
-        calls, size = found.get((entry["kind"], entry["axis"]), (0, 0))
-        found[entry["kind"], entry["axis"]] = calls + entry["calls"], size + entry["bytes"]
-    if not found:
-        yield "none: one rank"
-    for (kind, axis), (calls, size) in sorted(found.items(), key=lambda item: -item[1][1]):
-        if size > 1024:
-            number, unit = memory.scaled(size)
-            yield f"{number:>10,.2f} {unit} in {calls:,} x {kind.replace('_', '-')} over {axis}, a step and rank"
+    found: dict[str, tuple[int, int]] = {}
+    for entry in _busiest(sheet)["transfers"]:
+        calls, size = found.get(entry["axis"], (0, 0))
+        found[entry["axis"]] = calls + entry["calls"], size + entry["bytes"]
+    parts = []
+    for axis, (calls, size) in sorted(found.items(), key=lambda item: -item[1][1]):
+        number, unit = memory.scaled(size)
+        parts.append(f"{axis} {number:,.2f} {unit} in {calls:,}")
+    yield f"{', '.join(parts)} calls; a step of the busiest rank" if parts else "none: one rank"
+
+
+def _busiest(sheet: Sheet) -> Sheet:
+    return max(sheet["traffic"]["ranks"], key=lambda rank: sum(entry["bytes"] for entry in rank["transfers"]))
 
 
 def _flops(sheet: Sheet) -> Iterator[str]:
@@ -257,7 +255,9 @@ MOST_LINES = 16
 
 def explained(sheet: Sheet) -> str:
     """Every term of every number of a sheet."""
-    return "\n".join([*_tensors(sheet), "", *_totals(sheet), "", *_products(sheet), "", *_views(sheet)])
+    return "\n".join(
+        [*_tensors(sheet), "", *_totals(sheet), "", *_products(sheet), "", *_transfers(sheet), *_views(sheet)]
+    )
 
 
 def _tensors(sheet: Sheet) -> Iterator[str]:
@@ -315,6 +315,16 @@ def _products(sheet: Sheet) -> Iterator[str]:
         "model_per_run",
     ):
         yield f"{key:<32} {counts[key]:>28,}  {counts['says'][key]}"
+
+
+def _transfers(sheet: Sheet) -> Iterator[str]:
+    if sheet["traffic"] is None:
+        return
+    yield f"{'sent in a step by the busiest rank':<36} {'kind':>16} {'axis':>10} {'calls':>8} {'bytes':>20}"
+    for entry in _busiest(sheet)["transfers"]:
+        kind = entry["kind"].replace("_", "-")
+        yield f"{entry['purpose']:<36} {kind:>16} {entry['axis']:>10} {entry['calls']:>8,} {entry['bytes']:>20,}"
+    yield ""
 
 
 def _views(sheet: Sheet) -> Iterator[str]:

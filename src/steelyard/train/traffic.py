@@ -37,7 +37,9 @@ class TrafficCounter(TorchDispatchMode):
         self._mesh = mesh
         self.calls: Counter[tuple[str, str]] = Counter()
         self.bytes: Counter[tuple[str, str]] = Counter()
-        self._axes = {mesh.whole.get_group(name).group_name: name for name in mesh.whole.mesh_dim_names or ()}
+        self._axes: dict[str, str] = {
+            mesh.whole.get_group(name).group_name: name for name in mesh.whole.mesh_dim_names or ()
+        }
         # DTensor may still use the groups of an equal mesh that was made before this one
         self._by_ranks = {_ranks(name): axis for name, axis in self._axes.items()}
         if tied is not None:
@@ -91,7 +93,7 @@ def _bytes(value: Any) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 
-def _ranks(group: str) -> tuple[int, ...]:
+def _ranks(group: Any) -> tuple[int, ...]:
     """The ranks of a group by its name; () where there is no such group."""
     try:
         return tuple(dist.get_process_group_ranks(_resolve_process_group(group)))
