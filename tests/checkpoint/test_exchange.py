@@ -17,16 +17,14 @@ from steelyard.record.read import read_folder
 from steelyard.spec import UserError, resolve
 from tests.train.running import on_rank, train
 
-GPT2 = ("length.steps=3",)
+GPT2 = ("length.steps=3", "model.num_layers=2")
 LLAMA = (
-    "length.steps=3", "model.kind=llama", "model.vocab_size=257", "model.num_query_groups=2",
-    "model.rotary_base=5000.0",
+    *GPT2, "model.kind=llama", "model.vocab_size=257", "model.num_query_groups=2", "model.rotary_base=5000.0",
 )  # fmt: skip
 KINDS = [
     ("gpt2 tied", 1, GPT2), ("gpt2 tied", 2, GPT2), ("gpt2 untied", 1, (*GPT2, "model.tied_embeddings=false")),
     ("gpt2 untied", 2, (*GPT2, "model.tied_embeddings=false", "model.activation=gelu_tanh")),
-    ("llama untied", 1, LLAMA), ("llama untied", 2, LLAMA), ("llama tied", 2, (*LLAMA, "model.tied_embeddings=true")),
-    ("llama with biases", 1, (*LLAMA, "model.bias=true")),
+    ("llama untied", 2, LLAMA), ("llama tied, biases", 1, (*LLAMA, "model.tied_embeddings=true", "model.bias=true")),
 ]  # fmt: skip
 
 
