@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from steelyard.frameworks.fates import Row, Told, Translation, origins, told
+from steelyard.frameworks.huggingface import script as huggingface
 from steelyard.frameworks.libai import script as libai
 from steelyard.frameworks.megatron import flags as megatron_flags
 from steelyard.frameworks.megatron import given as megatron_given
@@ -13,7 +14,7 @@ from steelyard.frameworks.megatron import script as megatron
 from steelyard.frameworks.megatron_deepspeed import flags as fork_flags
 from steelyard.frameworks.megatron_deepspeed import script as fork
 from steelyard.spec.errors import Problem, UserError, error
-from steelyard.translate import files, launch, shell
+from steelyard.translate import configured, files, launch, shell
 from steelyard.translate.launch import Launch
 from steelyard.translate.shell import Script
 from steelyard.translate.text import Word
@@ -38,9 +39,11 @@ def is_foreign(path: Path) -> bool:
             head = file.read(4096).decode("utf-8", errors="replace")
     except OSError:
         return False
-    if path.suffix in (".toml", ".jsonl", ".log", ".out"):
+    if path.suffix in (".jsonl", ".log", ".out"):
         return False
-    if path.suffix == ".py":
+    if path.suffix == ".toml":
+        return configured.is_job(path, head)
+    if path.suffix in (".py", ".yml", ".yaml"):
         return True
     return is_script(path, head) or megatron.is_list(head)
 
@@ -63,6 +66,8 @@ def of_text(
     choice: int | None = None,
 ) -> Translation:  # fmt: skip
     """The same from text that stands, or would stand, at `path`."""
+    if path.suffix in (".yml", ".yaml", ".toml"):
+        return configured.of_file(text, path)
     if path.suffix == ".py":
         settings = libai.read(text, path.name, _beside(path.parent))
         return of_libai(settings, libai.override(settings, told(arguments, "command line")), str(path))
@@ -132,6 +137,16 @@ def of_launch(started: Launch, script: Script | None, path: Path) -> Translation
     names = [word.text.partition("=")[0] for word in started.arguments]
     if "--config-file" in names:
         return _libai_launch(started, script, path, names.index("--config-file"))
+    words = list(started.arguments)
+    config = next((w.text for w in words if w.text.endswith((".yml", ".yaml", ".toml"))), None)
+    if config is not None and not any(name.startswith("--num-layers") for name in names):
+        text = files.named(config, script, path.parent)
+        if text is None:
+            raise error("F018", place=str(path), path=config, detail="there is no such file beside the script",
+                        advice="give the configuration itself to translate") from None  # fmt: skip
+        return configured.of_file(text.text, Path(text.place), started)
+    if huggingface.is_mine(words):
+        return configured.of_trainer(words, path.parent, str(path), started)
     return of_words(started.arguments, str(path), started, script)
 
 

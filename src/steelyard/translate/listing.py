@@ -1,14 +1,24 @@
 """The table of a framework's flags as text, for the documentation and for `steelyard translate --flags`."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from steelyard.frameworks.deepspeed import config as deepspeed
+from steelyard.frameworks.gpt_neox import script as gpt_neox
+from steelyard.frameworks.huggingface import script as huggingface
 from steelyard.frameworks.libai import flags as libai
 from steelyard.frameworks.megatron import flags as megatron
 from steelyard.frameworks.megatron_deepspeed import flags as fork
+from steelyard.frameworks.nanotron import script as nanotron
+from steelyard.frameworks.torchtitan import script as torchtitan
 from steelyard.spec.errors import did_you_mean, error
 
-TABLES = ("megatron", "megatron-deepspeed", "deepspeed", "libai")
+FILES = {
+    "gpt-neox": gpt_neox.TABLE,
+    "torchtitan": torchtitan.TABLE,
+    "nanotron": nanotron.TABLE,
+    "huggingface": huggingface.TABLE,
+}
+TABLES = ("megatron", "megatron-deepspeed", "deepspeed", "libai", *FILES)
 
 
 def table(framework: str) -> str:
@@ -31,6 +41,9 @@ def _lines(framework: str) -> Iterator[str]:
         yield from _flags({name: row for name, row in fork.table().items() if fork.added(name)})
     elif framework == "deepspeed":
         yield from _keys(deepspeed.TRANSLATED, deepspeed.IRRELEVANT, deepspeed.REFUSED.items())
+    elif framework in FILES:
+        table = FILES[framework]
+        yield from _keys(table.translated, table.irrelevant, table.refused.items())
     else:
         yield from _keys(
             libai.TRANSLATED,
@@ -51,7 +64,9 @@ def _flags(rows: dict[str, megatron.Flag]) -> Iterator[str]:
             yield f"  --{row.name}{older}  {row.key or row.why}{harmless}" + (f". {row.trap}" if row.trap else "")
 
 
-def _keys(translated: dict[str, str], irrelevant: dict[str, str], refused: Iterable[tuple[str, str]]) -> Iterator[str]:
+def _keys(
+    translated: Mapping[str, str], irrelevant: Mapping[str, str], refused: Iterable[tuple[str, str]]
+) -> Iterator[str]:
     yield f"translated: {len(translated)}"
     yield from (f"  {name}  {key}" for name, key in sorted(translated.items()))
     names = sorted((name, why) for why, some in irrelevant.items() for name in some.split())

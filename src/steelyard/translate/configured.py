@@ -1,0 +1,85 @@
+"""Runs that are written as one configuration file: GPT-NeoX and nanotron (YAML), TorchTitan (TOML); and Hugging Face's
+arguments, whose model stands in a config.json."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from steelyard.frameworks import settings as reading
+from steelyard.frameworks.fates import Row, Told, Translation, origins
+from steelyard.frameworks.gpt_neox import script as gpt_neox
+from steelyard.frameworks.huggingface import config as huggingface_model
+from steelyard.frameworks.huggingface import script as huggingface
+from steelyard.frameworks.nanotron import script as nanotron
+from steelyard.frameworks.settings import Settings
+from steelyard.frameworks.torchtitan import script as torchtitan
+from steelyard.spec.errors import UserError, error
+from steelyard.translate.launch import Launch
+
+YAML = (gpt_neox, nanotron)
+
+
+def is_job(path: Path, head: str) -> bool:
+    """Whether a TOML file is a TorchTitan job: a run file has no flavour."""
+    return path.suffix == ".toml" and "flavor" in head and "[training]" in head
+
+
+def of_file(text: str, path: Path, started: Launch | None = None) -> Translation:
+    """One configuration file. Raises UserError F015, F018."""
+    if path.suffix == ".toml":
+        return _translated(torchtitan, reading.toml(text, path.name), path, started)
+    given = reading.yaml(text, path.name)
+    for module in YAML:
+        named = gpt_neox.named(given) if module is gpt_neox else given
+        if module.is_mine(named):
+            return _translated(module, named, path, started)
+    raise error("F015", place=str(path), path=path, detail=" (nor is it GPT-NeoX's or nanotron's)")
+
+
+def _translated(module: ModuleType, given: Settings, path: Path, started: Launch | None) -> Translation:
+    world = (started.world if started else None) or module.world(given)
+    rows = [*(started.rows if started else ()), *module.table(given).rows(given)]
+    try:
+        values, problems = module.values(given, world), []
+    except UserError as failure:
+        values, problems = {}, failure.problems
+    except (TypeError, ValueError) as failure:
+        raise error("F018", place=given.place, path=given.place, detail=f"a value has the wrong kind: {failure}",
+                    advice="numbers stand without quotes") from None  # fmt: skip
+    values = {"name": _name(path), **values} if values else {}
+    notes = list(started.notes) if started else []
+    if world is None:
+        notes.append("the number of ranks is not in the file: give --world")
+    return Translation(module.NAME, str(path), values, origins(values, rows, f"default of {module.NAME}"), tuple(rows),
+                       world, tuple(notes), tuple(problems))  # fmt: skip
+
+
+def of_trainer(words: Sequence[Told], folder: Path, source: str, started: Launch | None) -> Translation:
+    """Hugging Face's arguments. The model's config.json has to be at hand."""
+    given = huggingface.arguments(list(words))
+    rows: list[Row] = [*(started.rows if started else ()), *huggingface.rows(list(words), given)]
+    name = str(given.get("config_name", given.get("model_name_or_path", "")))
+    places = [base / name / "config.json" for base in (folder, Path())] + [base / name for base in (folder, Path())]
+    found = next((path for path in places if path.is_file()), None)
+    if found is None:
+        raise error("F018", place=source, path=name or "the model's config.json", detail="there is no config.json of "
+        "it here",
+                    advice="put it beside the script, or give config_name a path")  # fmt: skip
+    world = started.world if started else None
+    values = {
+        "name": _name(Path(source)),
+        **huggingface.values(given, huggingface_model.read(found)["model"], None, world),
+    }
+    notes = [
+        f"the weights that {name} may hold are not loaded: training starts anew",
+        *(started.notes if started else ()),
+    ]
+    if given.get("deepspeed"):
+        notes.append("DeepSpeed's JSON is not read for this trainer: its ZeRO stage is given as parallel.zero")
+    return Translation(huggingface.NAME, source, values, origins(values, rows, f"default of {huggingface.NAME}"),
+                       tuple(rows), world, tuple(notes))  # fmt: skip
+
+
+def _name(path: Path) -> str:
+    name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in path.stem).lstrip("._-")
+    return name or "run"
