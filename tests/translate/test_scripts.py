@@ -1,7 +1,12 @@
 """Whole scripts in: what they say, where each value comes from, and that nothing is lost."""
 
+import json
+from pathlib import Path
+
 import pytest
 
+from steelyard.frameworks.megatron import flags as megatron_flags
+from steelyard.frameworks.megatron_deepspeed import flags as fork_flags
 from steelyard.spec import UserError
 from steelyard.translate import into, launch, shell
 from tests.translate.conftest import SCRIPTS
@@ -203,3 +208,48 @@ def test_two_trainings(text):
 def test_no_training(text):
     with pytest.raises(UserError, match="F015"):
         text("#!/bin/bash\necho python pretrain_gpt.py\n")
+
+
+def test_every_flag_that_is_written_down_is_in_a_table():
+    names = json.loads((Path(__file__).parents[1] / "golden" / "flag_names.json").read_text())
+    assert len(names["megatron"]) > 300 and len(names["megatron_deepspeed"]) > 60
+    assert [name for name in names["megatron"] if megatron_flags.find(name) is None] == []
+    assert [name for name in names["megatron_deepspeed"] if fork_flags.find(name) is None] == []
+
+
+def test_placeholders_and_a_world_that_does_not_fit(text):
+    found = text(
+        "#!/bin/bash\n#SBATCH <OPTIONS> --nodes=16 --ntasks-per-node=8\nDATA='<PATH TO DATA>'\n"
+        'options=" --num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 32 '
+        "--data-path 0.5 <THE FIRST SET> 0.5 <THE SECOND SET> --save <WHERE IT GOES> --lr 1e-4 --train-iters 10 "
+        '--micro-batch-size 1"\n'
+        'srun -l --output=x.log sh -c "python -u pretrain_gpt.py $@ ${options}"\n'
+    )
+    assert found.world == 128 and found.refused == () and not found.problems
+    assert found.values["data"]["train"] == [[0.5, "<THE FIRST SET>"], [0.5, "<THE SECOND SET>"]]
+    wide = text("torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 8 --hidden-size 64 --num-attention-heads 4 "
+                "--seq-length 32 --tensor-model-parallel-size 16\n")  # fmt: skip
+    assert wide.world is None and "give --world, a multiple of 16" in " ".join(wide.notes)
+    hole = text("python pretrain_gpt.py --num-layers <N LAYERS> --hidden-size 64\n")
+    assert [p.code for p in hole.problems] == ["F014"]
+
+
+def test_forms_of_an_argument_list(text):
+    flags = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --bf16"
+    pairs = {"--num-layers": 2, "--hidden-size": 64, "--num-attention-heads": 4, "--seq-length": 32, "--bf16": True}
+    forms = [
+        text(flags, name="a.txt"),
+        text(f"python pretrain_gpt.py {flags}\n", name="b.txt"),
+        text(json.dumps(flags.split()), name="c.json"),
+        text(json.dumps(pairs), name="d.json"),
+    ]  # fmt: skip
+    assert all(dict(form.values["model"]) == dict(forms[0].values["model"]) for form in forms)
+    assert all([row.flag for row in form.rows] == [row.flag for row in forms[0].rows] for form in forms)
+
+
+def test_a_flag_given_twice(text):
+    found = text("python pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+                 "--lr 1e-3 --lr 1e-4 stray --fp16 false\n")  # fmt: skip
+    first, last = [row for row in found.rows if row.flag == "--lr"]
+    assert (first.fate, last.fate, found.values["learning_rate"]["peak"]) == ("irrelevant", "translated", 1e-4)
+    assert [row.flag for row in found.refused] == ["stray"] and found.values["precision"]["compute"] == "fp32"

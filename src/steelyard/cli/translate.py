@@ -85,9 +85,14 @@ def _read(
 ) -> "tuple[Translation | None, Loaded]":  # fmt: skip
     from steelyard.spec import UserError, load
 
-    if not foreign.is_foreign(path):
+    if path.suffix == ".toml" and not foreign.is_foreign(path):
         return None, load(path, overrides, world)
-    found = foreign.translation(path, arguments, environment, launch)
+    if foreign.is_foreign(path) or not path.is_file():
+        found = foreign.translation(path, arguments, environment, launch)
+    else:
+        from steelyard.translate import into
+
+        found = into.of_log(path)
     try:
         return found, foreign.resolved(found, overrides, world)
     except UserError as failure:
@@ -132,7 +137,7 @@ def _tell(found: "Translation | None", differences: Any, output: Path | None) ->
     if found is not None:
         fates = [row.fate for row in found.rows]
         parts = ", ".join(f"{fates.count(fate)} {fate}" for fate in ("translated", "irrelevant", "refused"))
-        typer.echo(f"{found.framework}: {len(fates)} flags: {parts}", err=True)
+        typer.echo(f"{found.framework}: {len(fates)} flags: {parts}" if fates else found.framework, err=True)
         foreign.tell(found)
     for difference in differences:
         typer.echo(f"differs: {difference}", err=True)

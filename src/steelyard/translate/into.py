@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from steelyard.frameworks.deepspeed import config as deepspeed
 from steelyard.frameworks.fates import Row, Told, Translation, origins, told
 from steelyard.frameworks.huggingface import script as huggingface
 from steelyard.frameworks.libai import script as libai
@@ -24,12 +25,17 @@ SBATCH = re.compile(r"^#SBATCH +(.*)$", re.MULTILINE)
 OPTION = re.compile(r"(?:^|\s)--?([A-Za-z][\w-]*)(?:=| +)([^\s#-][^\s#]*)")
 
 
+# the first line of a command that stands alone in a text file
+COMMAND = re.compile(r"(?:#[^\n]*\n|\s)*(?:[A-Z_]+=\S*\s+)*(?:python[\d.]*|torchrun|deepspeed|srun|mpirun)\s[^\n]*")
+
+
 def is_script(path: Path, head: str) -> bool:
     """Whether a file is a launch script, by its name or its first characters."""
     first = head.lstrip("\ufeff \t\n")
-    return path.suffix in SHELL or (
-        first.startswith("#!") and "sh" in first.partition("\n")[0] and path.suffix != ".py"
-    )
+    if path.suffix in ("", ".txt") and COMMAND.match(first) and ".py" in first and " --" in first:
+        return True
+    shebang = first.startswith("#!") and "sh" in first.partition("\n")[0] and path.suffix != ".py"
+    return path.suffix in SHELL or shebang
 
 
 def is_foreign(path: Path) -> bool:
@@ -75,6 +81,20 @@ def of_text(
         return of_words(_listed(text, path), str(path))
     script = shell.follow(text, path.name, arguments, {**_batch_system(text), **(environment or {})})
     return of_launch(_chosen(script, choice, str(path)), script, path)
+
+
+def of_log(path: Path) -> Translation:
+    """The configuration that a log prints: Megatron's argument dump and the like. Raises UserError K001 to K003."""
+    from steelyard.frameworks import detect
+
+    record = detect.read(path)
+    parallel = record.config.get("parallel", {})
+    sizes = [parallel.get(axis, 1) for axis in ("data", "tensor", "pipeline", "context")]
+    world = sizes[0] * sizes[1] * sizes[2] * sizes[3] if "data" in parallel else None
+    notes = ["what the log does not print has the default of a run file", *record.notes]
+    return Translation(
+        record.framework, str(path), _with_name(record.config, str(path)), record.sources, (), world, tuple(notes)
+    )
 
 
 def _listed(text: str, path: Path) -> list[Told]:
@@ -155,34 +175,32 @@ def of_words(
 ) -> Translation:
     """Arguments of Megatron-LM or Megatron-DeepSpeed."""
     is_fork = any(_of_fork(word.text) for word in words)
-    find = fork_flags.find if is_fork else megatron_flags.find
-    weighed = megatron_given.weigh(words, find, source)
-    rows, notes, problems = (
-        [*(started.rows if started else ()), *weighed.rows],
-        list(weighed.notes),
-        list(weighed.problems),
-    )
+    weighed = megatron_given.weigh(words, fork_flags.find if is_fork else megatron_flags.find, source)
+    rows = [*(started.rows if started else ()), *weighed.rows]
     values: dict[str, Any] = {}
-    try:
-        if is_fork:
-            config, more, place = _json(weighed, source, script)
-            rows += more
-            notes += fork.notes(weighed.arguments, config) if place or weighed.arguments.has("deepspeed") else []
-            values = fork.values(weighed.arguments, config)
-        else:
-            values = megatron.values(weighed.arguments)
-    except UserError as failure:
-        problems += failure.problems
-    values = {} if problems else megatron.trained(values, weighed.arguments)
-    notes += [*(started.notes if started else ()), *(script.notes if script else ())]
+    if not weighed.problems:  # what is missing for want of a value is no news
+        try:
+            values = _fork(weighed, rows, source, script) if is_fork else megatron.values(weighed.arguments)
+            values = _with_name(megatron.trained(values, weighed.arguments), source)
+        except UserError as failure:
+            weighed.problems += failure.problems
+    world, said = _ranks(started, values)
+    notes = [*weighed.notes, *(started.notes if started else ()), *(script.notes if script else ()), *said]
     notes += _cut_off(script)
     framework = fork.NAME if is_fork else "Megatron-LM"
-    values = _with_name(values, source)
-    world, said = _ranks(started, values)
-    notes += said
-    return Translation(framework, source, values, origins(values, rows, f"default of {framework}"), tuple(rows),
-                       world, tuple(dict.fromkeys(notes)), tuple(problems),
-                       {"program": started.program, "line": str(started.line)} if started else {})  # fmt: skip
+    launched = {"program": started.program, "line": str(started.line)} if started else {}
+    return Translation(framework, source, values, origins(values, rows, f"default of {framework}"), tuple(rows), world,
+                       tuple(dict.fromkeys(notes)), tuple(weighed.problems), launched)  # fmt: skip
+
+
+def _fork(weighed: megatron_given.Weighed, rows: list[Row], source: str, script: Script | None) -> dict[str, Any]:
+    """Values of Megatron-DeepSpeed with its JSON, whose keys become rows too."""
+    config = _json(weighed, source, script)
+    if config is not None:
+        rows += deepspeed.rows(config)
+    if weighed.arguments.has("deepspeed"):
+        weighed.notes += fork.notes(weighed.arguments, config)
+    return fork.values(weighed.arguments, config)
 
 
 def _libai_launch(started: Launch, script: Script | None, path: Path, at: int) -> Translation:
@@ -245,18 +263,11 @@ def _of_fork(text: str) -> bool:
     return text.startswith("--") and (name in ("deepspeed", "deepspeed-config") or fork_flags.added(name))
 
 
-def _json(weighed: megatron_given.Weighed, source: str, script: Script | None) -> tuple[Any, list[Row], str]:
-    """DeepSpeed's JSON, which the script writes or which stands beside it."""
-    from steelyard.frameworks.deepspeed import config as deepspeed
-
+def _json(weighed: megatron_given.Weighed, source: str, script: Script | None) -> deepspeed.Config | None:
+    """DeepSpeed's JSON, which the script writes or which stands beside it; None where it is not at hand."""
     row = next((row for row in weighed.rows if megatron_flags.plain(row.flag) == "deepspeed-config"), None)
-    if row is None or not row.value:
-        return None, [], ""
-    text = files.named(row.value, script, Path(source).parent)
-    if text is None:
-        return None, [], row.place
-    config = deepspeed.parse(text.text, text.place, text.lines)
-    return config, list(deepspeed.rows(config)), row.place
+    text = files.named(row.value, script, Path(source).parent) if row is not None and row.value else None
+    return None if text is None else deepspeed.parse(text.text, text.place, text.lines)
 
 
 def _cut_off(script: Script | None) -> list[str]:

@@ -114,7 +114,7 @@ accumulate-allreduce-grads-in-fp32 switch - precision.gradients
 grad-reduce-in-bf16 switch - precision.gradients
 loss-scale float - precision.loss_scale
 initial-loss-scale float 4294967296 precision.loss_scale
-min-loss-scale float 1.0 precision.loss_scale
+min-loss-scale float 1.0 precision.loss_scale <min-scale
 loss-scale-window float 1000 precision.loss_scale
 hysteresis int 2 precision.loss_scale
 recompute-granularity text - recompute.mode
@@ -177,6 +177,8 @@ main-params-dtype text fp32 engine.master_dtype
 exp-avg-dtype text fp32 engine.moment_dtypes
 exp-avg-sq-dtype text fp32 engine.moment_dtypes
 fp8-format text - engine.fp8
+fp8-hybrid switch - engine.fp8 !2024
+fp8-e4m3 switch - engine.fp8 !2024
 fp8-param-gather switch - engine.fp8_parameters
 tp-comm-overlap switch - engine.overlap_buffers
 deepspeed switch - engine.framework
@@ -213,6 +215,9 @@ FAMILIES = {
     "how ranks talk": "tp-comm- nccl- overlap- no-overlap- ddp- megatron-fsdp-version distributed- sharp- use-sharp "
     "high-priority gloo- disable-gloo pipeline-model-parallel-comm local-rank",
     "which kernel computes the same": "no-rope-fusion cuda-graph te-",
+    "of YaRN positions, which are refused by name": "yarn- mscale beta-fast beta-slow original-max-position",
+    "of weight shards that are refused by name": "gtp-remat- gtp-weight-remat",
+    "of an optimizer that is refused by name": "muon- soap- lion-",
 }
 
 IRRELEVANT = {
@@ -220,7 +225,8 @@ IRRELEVANT = {
     "load save data-cache-path tensorboard-dir wandb-project wandb-entity "
     "wandb-exp-name wandb-save-dir pretrained-checkpoint ckpt-step "
     "object-storage-cache-path tp-comm-overlap-cfg memory-snapshot-path per-dataset-sequences-path "
-    "yaml-cfg exp-name save-tokenizer-assets",
+    "yaml-cfg exp-name save-tokenizer-assets config-logger-dir aml-data-download-path metadata-path "
+    "result-rejected-tracker-filename use-tokenizer-model-from-checkpoint-args hf-checkpoint",
     "what is logged": "log-interval log-memory-to-tensorboard log-num-zeros-in-grad log-params-norm log-throughput "
     "log-timers-to-tensorboard log-validation-ppl-to-tensorboard log-progress log-loss-scale-to-tensorboard "
     "log-learning-rate-to-tensorboard log-batch-size-to-tensorboard log-world-size-to-tensorboard log-straggler "
@@ -242,7 +248,8 @@ IRRELEVANT = {
     "non-persistent-local-ckpt-dir "
     "save-retain-interval save-params-interval save-activations-interval save-wgrads-interval save-dgrads-interval "
     "ckpt-convert-format ckpt-convert-save ckpt-convert-update-legacy-dist-opt-format override-ckpt-iteration "
-    "replication replication-jump replication-factor load-main-params-from-ckpt no-ckpt-assume-constant-structure",
+    "replication replication-jump replication-factor load-main-params-from-ckpt no-async-save "
+    "distrib-optim-fully-reshardable-mem-efficient no-ckpt-assume-constant-structure",
     "when the process ends": "exit-signal-handler exit-signal adlr-autoresume exit-signal-handler-for-dataloader "
     "adlr-autoresume-interval manual-gc manual-gc-interval manual-gc-eval distributed-timeout-minutes "
     "check-for-nan-in-loss-and-grad distributed-timeout-seconds-after-init no-manual-gc-eval "
@@ -263,8 +270,11 @@ IRRELEVANT = {
     "no-contiguous-buffers-in-local-ddp high-priority-stream-groups disable-gloo-process-groups "
     "enable-gloo-process-groups DDP-impl fsdp-double-buffer suggested-communication-unit-size megatron-fsdp-version "
     "delay-wgrad-compute defer-embedding-wgrad-compute wgrad-deferral-limit use-nccl-ub batch-p2p-comm "
+    "create-all-gather-group disable-symmetric-registration tp-only-amax-red "
     "keep-fp8-weight-transpose-cache ddp-reduce-scatter-with-fp32-accumulation",
-    "how data are read": "data-impl num-workers mmap-warmup no-mmap-bin-files mock-data "
+    "how data are read": "data-impl use-one-sent-docs num-bucket-build-workers use-hf-tokenizer "
+    "tokenizer-prompt-format sft-tokenizer-prompt-format patch-tokenizer-type fim-rate fim-spm-rate fim-split-sample "
+    "fim-fragment-rate fim-no-prefix dynamic-loss-scale num-workers mmap-warmup no-mmap-bin-files mock-data "
     "num-dataset-builder-threads dataloader-fast-cache-load append-eod tiktoken-pattern trust-remote-code "
     "dataloader-defer-npy-index-mmap enable-msc mid-level-dataset-surplus no-data-sharding data-sharding "
     "s3-cache-path tokenizer-special-tokens tiktoken-num-special-tokens tiktoken-special-tokens "
@@ -277,13 +287,17 @@ IRRELEVANT = {
     "cuda-graph-impl enable-cuda-graph external-cuda-graph use-cpu-initialization no-initialization "
     "perform-initialization optimizer-cuda-graph cuda-graph-scope cuda-graph-warmup-steps "
     "fp8-recipe fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo first-last-layers-bf16 "
-    "num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 no-fp8-wgrad fp8-wgrad fp8-e4m3 flash-attention-version "
+    "num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 no-fp8-wgrad fp8-wgrad flash-attention-version "
     "batch-invariant-mode spec te-rng-tracker inference-rng-tracker legacy-tokenizer tokenizer-metadata "
-    "attention-dropout-fusion onnx-safe fused-padded-mla-attention bias-activation-fusion "
+    "attention-dropout-fusion onnx-safe use-te flash-decode enable-experimental fused-swiglu-mlp "
+    "no-fp8-weight-transpose-cache reuse-grad-buf-for-mxfp8-param-ag fp4-param add-position-embedding add-bias-linear "
+    "fused-padded-mla-attention bias-activation-fusion "
     "use-fused-weighted-squared-relu "
     "use-te-activation-func init-model-with-meta-device memory-efficient-layer-norm use-transformer-engine-op-fuser "
     "fp8-transpose-cache",
-    "it has no effect without another flag": "decoupled-min-lr start-weight-decay end-weight-decay "
+    "it has no effect without another flag": "mtp-loss-scaling-factor fp4-recipe linear-conv-kernel-dim ds-inference "
+    "hidden-size-teacher num-layers-teacher num-attention-heads-teacher kd-alpha-ce kd-beta-ce kd-temp load-teacher "
+    "decoupled-min-lr start-weight-decay end-weight-decay "
     "expert-model-parallel-size expert-tensor-parallel-size window-attn-skip-freq min-offloaded-tensor-size "
     "offload-modules optimizer-offload-fraction overlap-cpu-optimizer-d2h-h2d activation-offload-fraction "
     "eval-micro-batch-size eval-global-batch-size",
@@ -317,6 +331,12 @@ REFUSED = {
     "hybrid-context-parallel": "context ranks of different sizes cannot be planned",
     "output-logit-dtype": "logits of another type cannot be planned",
     "outer-dp-sharding-strategy": "write parallel.replicate for hybrid sharding",
+    "standalone-embedding-stage": "a stage without a layer cannot be planned",
+    "num-unique-layers": "layers that share weights cannot be planned",
+    "enable-zbh1-pipeline": "write parallel.pipeline_schedule",
+    "enable-zbh1-exact-semantics": "write parallel.pipeline_schedule",
+    "linear-attention-type": "linear attention cannot be planned",
+    "experimental-attention-variant": "another attention cannot be planned",
     "lora-rank": "low-rank adapters cannot be planned",
 }
 
@@ -362,6 +382,9 @@ UNTRAINED = {
     "megatron-fsdp-grad-comm-dtype": ("gradients are reduced in precision.gradients", ()),
     "torch-fsdp2-no-reshard-after-forward": ("write parallel.zero = 2", ()),
     "ddp-param-name-patterns-for-fp32-local-accumulation": ("all gradients have one dtype", ()),
+    "glu-linear-offset": ("the gate has no offset", ("0", "0.0")),
+    "activation-func-clamp-value": ("activations are not clamped", ("None",)),
+    "param-sharing-style": ("layers do not share weights", ("grouped",)),
     "max-seqlen-per-dp-cp-rank": ("sequences have one length", ()),
     "fake-process-group": ("the run trains on all its ranks", ()),
     "sgd-momentum": ("the optimizer is AdamW", ("0.9",)),

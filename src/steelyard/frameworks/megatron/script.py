@@ -455,10 +455,16 @@ def _engine(given: Arguments) -> dict[str, Any]:
         "moment_dtypes": [DTYPES[given["exp-avg-dtype"]], DTYPES[given["exp-avg-sq-dtype"]]]
         if given["use-precision-aware-optimizer"]
         else None,
-        "fp8": given["fp8-format"] if given["fp8-format"] in ("e4m3", "hybrid") else None,
+        "fp8": _fp8(given),
         "fp8_parameters": given["fp8-param-gather"] or None,
         "overlap_buffers": given["tp-comm-overlap"] or None,
     }
+
+
+def _fp8(given: Arguments) -> str | None:
+    if given["fp8-hybrid"] or given["fp8-e4m3"]:
+        return "hybrid" if given["fp8-hybrid"] else "e4m3"
+    return given["fp8-format"] if given["fp8-format"] in ("e4m3", "hybrid") else None
 
 
 def _attention(given: Arguments) -> str | None:
