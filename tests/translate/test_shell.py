@@ -37,6 +37,8 @@ SAME = {
     "counted": "for ((i=0; i<3; i++)); do a+=$i; done; run $a",
     "range": "run {1..4}",
     "while": 'while [ $# -gt 0 ]; do case $1 in --x) x=$2; shift 2;; *) shift;; esac; done; run "$x"',
+    "options": 'set -- -t 4 -v -x5 rest; while getopts "t:vx:" o; do '
+    "case $o in t) T=$OPTARG;; x) X=$OPTARG;; esac; done; run $T $X $OPTIND",
     "function": 'f() { local v=$1; y="$v-$2"; }; f a b; run $y',
     "eval": "c='run a \"b c\"'; eval $c",
     "bash -c": "export A='x y'; bash -c 'run $A \"$A\" z'",

@@ -176,7 +176,7 @@ def of_words(
     """Arguments of Megatron-LM or Megatron-DeepSpeed."""
     is_fork = any(_of_fork(word.text) for word in words)
     weighed = megatron_given.weigh(words, fork_flags.find if is_fork else megatron_flags.find, source)
-    rows = [*(started.rows if started else ()), *weighed.rows]
+    rows = [*(started.rows if started else ()), *weighed.rows, *_cut_off(script, source)]
     values: dict[str, Any] = {}
     if not weighed.problems:  # what is missing for want of a value is no news
         try:
@@ -186,7 +186,6 @@ def of_words(
             weighed.problems += failure.problems
     world, said = _ranks(started, values)
     notes = [*weighed.notes, *(started.notes if started else ()), *(script.notes if script else ()), *said]
-    notes += _cut_off(script)
     framework = fork.NAME if is_fork else "Megatron-LM"
     launched = {"program": started.program, "line": str(started.line)} if started else {}
     return Translation(framework, source, values, origins(values, rows, f"default of {framework}"), tuple(rows), world,
@@ -270,14 +269,15 @@ def _json(weighed: megatron_given.Weighed, source: str, script: Script | None) -
     return None if text is None else deepspeed.parse(text.text, text.place, text.lines)
 
 
-def _cut_off(script: Script | None) -> list[str]:
+def _cut_off(script: Script | None, source: str) -> list[Row]:
     """Flags on lines that belong to no command: a comment between continued lines ends the command before it."""
-    commands = script.commands if script else ()
+    why = "it is no part of the command: a comment or an empty line between continued lines ends it"
     return [
-        f"line {c.line}: {' '.join(w.text for w in c.words[:3])} ... is no part of the command before it: a comment or "
-        f"an empty line between continued lines ends a command"
-        for c in commands
-        if c.words and c.words[0].text.startswith("--")
+        Row(word.text, "", "refused", "", why, f"{Path(source).name}:{word.line}")
+        for command in (script.commands if script else ())
+        if command.words and command.words[0].text.startswith("--")
+        for word in command.words
+        if word.text.startswith("--")
     ]
 
 

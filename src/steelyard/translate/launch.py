@@ -32,7 +32,7 @@ PROCESSES = (
 )
 NODES = ("nnodes", "num-nodes", "num-machines")
 TRAINING = re.compile(r"(?:^|/)(?:pretrain|train|finetune|run_|deepy)[\w-]*\.py$|(?:^|[/.])(?:train|pretrain)[\w.-]*$")
-TASKS = {"ntasks": r"(?:--ntasks[= ]|-n ?)(\d+)", "nodes": r"(?:--nodes[= ]|-N ?)(\d+)",
+TASKS = {"ntasks": r"(?:--ntasks[= ]|-np? ?)(\d+)", "nodes": r"(?:--nodes[= ]|-N ?)(\d+)",
          "per_node": r"--(?:ntasks|tasks)-per-node[= ](\d+)"}  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def _options(given: Sequence[Word], start: int) -> tuple[list[tuple[Word, Word |
             return options, at + 1
         if not launcher and text == "-c":
             return options, None
-        if launcher and text == "launch" and name == "accelerate":
+        if text == "--" or (launcher and text == "launch" and name == "accelerate"):
             at += 1
         elif launcher and text.startswith("-"):
             plain = text.lstrip("-").replace("_", "-")
@@ -155,7 +155,13 @@ def _launch(
     tasks = _tasks([*command.outer, *given[:at]])
     world = _world(sizes, tasks, command.variables, [name.text for name, _ in options])
     if world is None:
-        notes.append("the launcher does not say how many ranks there are: give --world")
+        launched = {word.text.rsplit("/", 1)[-1] for word in given[:at]} & {*LAUNCHERS, *MODULES}
+        alone = not launched and not tasks
+        notes.append(
+            "the program is started once: --world gives its ranks where more are started from outside"
+            if alone
+            else "the launcher does not say how many ranks there are: give --world"
+        )
     if command.uncertain:
         notes.append(f"line {command.line} is reached only where {command.uncertain}")
     arguments = tuple(_told(word, place) for word in given[at + 1 :])

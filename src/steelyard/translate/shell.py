@@ -613,6 +613,25 @@ class Shell(Expander):
                 self.state.variables[word.text] = unknown(f"${word.text}", line, why, word.text)
         return None
 
+    def _run_getopts(self, found: list[Word], line: int) -> bool:
+        """One more option of the positional arguments; False behind the last."""
+        if len(found) < 3:
+            return False
+        known_letters, name, state = found[1].text, found[2].text, self.state
+        at = int(shown(state.scalar("OPTIND") or literal("1", line)))
+        given = shown(state.positional[at - 1]) if at <= len(state.positional) else ""
+        if len(given) < 2 or given[0] != "-" or given == "--":
+            return False
+        letter, value = given[1], given[2:]
+        takes = f"{letter}:" in known_letters
+        state.variables[name] = literal(letter if letter in known_letters else "?", line)
+        if takes:
+            at += not value
+            value = value or (shown(state.positional[at - 1]) if at <= len(state.positional) else "")
+            state.variables["OPTARG"] = literal(value, 0)
+        state.variables["OPTIND"] = literal(str(at + 1), line)
+        return True
+
     def _run_let(self, found: list[Word], line: int) -> bool | None:
         for word in found[1:]:
             name, equals, right = word.text.partition("=")
@@ -720,7 +739,9 @@ def _redirects(node: "Node") -> "list[Node]":
 
 
 def _inner_script(found: Sequence[Word]) -> int | None:
-    """Which word is a script for `bash -c`."""
+    """Which word is a script for `bash -c`, or for `sbatch --wrap`."""
+    if _base(found[0]) == "sbatch":
+        return next((n + 1 for n, word in enumerate(found[:-1]) if word.text == "--wrap"), None)
     for number, word in enumerate(found[:-1]):
         if _base(word) in SHELLS and number + 1 < len(found):
             for later in range(number + 1, len(found) - 1):
