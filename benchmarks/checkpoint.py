@@ -29,7 +29,7 @@ from steelyard.train.engine import Engine
 from steelyard.train.launch import give_back_tensors
 from steelyard.train.step import step
 
-BATCH, LENGTH, VOCABULARY = 2, 256, 50304
+BATCH, LENGTH, VOCABULARY = 1, 128, 50304
 
 
 def engine_of(layers):

@@ -176,7 +176,7 @@ def test_saving_behind_is_recorded(pools, t1, tmp_path):
         _, record = train(pools(world), t1, *options, folder=tmp_path / str(world))
         assert [c.step for c in record.checkpoints] == [2, 4, 6]
         for saved in record.checkpoints:
-            assert 0 < saved.blocked_seconds <= saved.seconds
+            assert 0 < saved.blocked_seconds < saved.seconds
             assert saved.bytes > 3 * 4 * 228_736
             assert len(list((tmp_path / str(world)).glob("checkpoints/step-0000002/shard-*"))) == world
 

@@ -65,13 +65,16 @@ class Saver:
         self._staging = shards.Staging()
         self.outcome: Saved | None = None  # of the last save, once it is known here
 
-    def begin(self, step: int, tensors: Mapping[str, Tensor], texts: dict[str, str], copy: bool = True) -> None:
+    def begin(
+        self, step: int, tensors: Mapping[str, Tensor], texts: dict[str, str], copy: bool = True,
+        since: float | None = None,
+    ) -> None:  # fmt: skip
         """Copy the tensors and go on; writing and sealing happen behind. An earlier save is waited for first.
 
         Without `copy` the tensors are written from where they are, and the caller waits before it changes them. A disk
-        that fails is told by `outcome`, not raised.
+        that fails is told by `outcome`, not raised. `since`: the `time.perf_counter()` from which training waits.
         """
-        began = time.perf_counter()
+        began = time.perf_counter() if since is None else since
         self.wait()
         self.outcome = None
         mine = shards.owned(tensors, self._mesh)
@@ -79,12 +82,12 @@ class Saver:
         save = _Save(step, store.final_path(self._folder, step), texts, began, whole)
         token, problem = self._agree(save)
         if problem:
-            self.outcome = save.ended(problem, time.perf_counter() - began)
+            self.outcome = save.ended(problem)
             return
         staged = self._staging.copy(mine) if copy else shards.in_place(mine)
         copies = shards.copies(tensors, self._mesh)
         self._before_last, self._talk = self._talk, _Talk(token, self._rank, self._world)
-        blocked = time.perf_counter() - began
+        blocked = time.perf_counter() - began if copy else None
         self._thread = threading.Thread(target=self._write, args=(save, staged, copies, blocked), daemon=True)
         self._thread.start()
 
@@ -123,7 +126,7 @@ class Saver:
             dist.broadcast_object_list(said)
         return said[0], said[1]
 
-    def _write(self, save: "_Save", staged: shards.Staged, copies: dict[str, int], blocked: float) -> None:
+    def _write(self, save: "_Save", staged: shards.Staged, copies: dict[str, int], blocked: float | None) -> None:
         assert self._talk is not None
         beside, name = store.beside_path(self._folder, save.step), f"shard-{self._rank:05d}.safetensors"
         try:
@@ -170,12 +173,14 @@ class _Save:
     began: float
     whole: int
 
-    def ended(self, problem: str, blocked: float) -> Saved:
+    def ended(self, problem: str, blocked: float | None = None) -> Saved:
+        """`blocked`: seconds that training waited; None where it waits until now."""
+        seconds = time.perf_counter() - self.began
         size, unequal = self.whole, tuple[str, ...]()
         if not problem:
             with suppress(OSError, ValueError):
                 size, unequal = sum(f.bytes for f in store.files(self.path).values()), tuple(store.unequal(self.path))
-        return Saved(self.step, self.path, size, time.perf_counter() - self.began, blocked, problem, unequal)
+        return Saved(self.step, self.path, size, seconds, seconds if blocked is None else blocked, problem, unequal)
 
 
 def _unequal(copies: list[dict[str, int]]) -> list[str]:

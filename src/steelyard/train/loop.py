@@ -388,7 +388,7 @@ class Loop:
 
     def _save(self, behind: bool) -> None:
         """A checkpoint of this moment: begun, if it is written `behind` training, else sealed, or UserError C004."""
-        first, size = self.last_batch
+        began, (first, size) = time.perf_counter(), self.last_batch
         batch = {"first": first, "size": size, "hash": f"{self.engine.fingerprint:x}"} if size else None
         scaler, record = self.engine.scaler.state(), self.folder.position if self.folder else None
         state = {"schema": 1, "state": self.state.as_json(), "scaler": scaler, "batch": batch, "record": record}
@@ -396,7 +396,7 @@ class Loop:
         self._wait_for_save()
         with self.clock.phase("save"):
             tensors = self.engine.tensors(with_optimizer=self.state.updates > 0)
-            self.saver.begin(self.state.step, tensors, texts, copy=behind)
+            self.saver.begin(self.state.step, tensors, texts, behind, began)
         self.saved_step, self.saved_at = self.state.step, time.monotonic()
         if not behind:
             self._must_be_saved()
@@ -430,7 +430,8 @@ class Loop:
         if saved.unequal:
             self._record(Event(saved.step, "copies_differ", {"tensors": list(saved.unequal)}))
             self.display.note(f"warning: ranks hold unequal copies of {saved.unequal[0]}: the ranks have diverged")
-        waited = f"; training waited {saved.blocked_seconds:.2f} s" if self.run.checkpoint.asynchronous else ""
+        behind = saved.blocked_seconds < saved.seconds
+        waited = f"; training waited {saved.blocked_seconds:.2f} s" if behind else ""
         self.display.note(f"saved {saved.path} ({saved.bytes / 2**20:,.1f} MiB in {saved.seconds:.1f} s{waited})")
 
     def _agreed(self, flag: bool) -> bool:
