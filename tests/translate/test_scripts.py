@@ -253,3 +253,16 @@ def test_a_flag_given_twice(text):
     first, last = [row for row in found.rows if row.flag == "--lr"]
     assert (first.fate, last.fate, found.values["learning_rate"]["peak"]) == ("irrelevant", "translated", 1e-4)
     assert [row.flag for row in found.refused] == ["stray"] and found.values["precision"]["compute"] == "fp32"
+
+
+def test_other_models_are_refused_by_name(text):
+    flags = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32"
+    found = text(f"python pretrain_bert.py {flags} --mask-prob 0.15\n")
+    assert [p.code for p in found.problems] == ["F005"] and "not bert" in found.problems[0].hint and not found.values
+    assert len(found.rows) == 5
+    libai = text("from .common.models.bert import pretrain_model as model\nmodel.cfg.hidden_layers = 3\n", name="x.py")
+    assert [p.code for p in libai.problems] == ["F005"]
+    rate = text("train.scheduler = LazyCall(WarmupExponentialLR)(warmup_factor=0.1)\n"
+                "optim = LazyCall(flow.optim.AdamW)(lr=3e-4)\n", name="y.py")  # fmt: skip
+    assert [row.flag for row in rate.refused] == ["train.scheduler._target_"]
+    assert rate.values["learning_rate"]["peak"] == 3e-4

@@ -78,3 +78,12 @@ def origins(values: Mapping[str, Any], rows: Sequence[Row], default: str) -> dic
         for key in (value if isinstance(value, Mapping) else [name])
     ]
     return {key: found.get(key) or found.get(key.partition(".")[0]) or default for key in keys}
+
+
+def named(values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Run-file values with a name from the file they were read from; nothing where there are none."""
+    if not values:
+        return {}
+    stem = source.replace("\\", "/").rsplit("/", 1)[-1].rsplit(".", 1)[0]
+    name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in stem).lstrip("._-")
+    return {"name": name or "run", **values}

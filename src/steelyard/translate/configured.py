@@ -1,20 +1,23 @@
-"""Runs that are written as one configuration file: GPT-NeoX and nanotron (YAML), TorchTitan (TOML); and Hugging Face's
-arguments, whose model stands in a config.json."""
+"""Runs that are written as one configuration file: LiBai (Python, read as text), GPT-NeoX and nanotron (YAML),
+TorchTitan (TOML); and Hugging Face's arguments, whose model stands in a config.json."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
 from steelyard.frameworks import settings as reading
-from steelyard.frameworks.fates import Row, Told, Translation, origins
+from steelyard.frameworks.fates import Row, Told, Translation, named, origins
 from steelyard.frameworks.gpt_neox import script as gpt_neox
 from steelyard.frameworks.huggingface import config as huggingface_model
 from steelyard.frameworks.huggingface import script as huggingface
+from steelyard.frameworks.libai import script as libai
 from steelyard.frameworks.nanotron import script as nanotron
 from steelyard.frameworks.settings import Settings
 from steelyard.frameworks.torchtitan import script as torchtitan
 from steelyard.spec.errors import UserError, error
+from steelyard.translate import files
 from steelyard.translate.launch import Launch
+from steelyard.translate.shell import Script
 
 YAML = (gpt_neox, nanotron)
 
@@ -30,9 +33,9 @@ def of_file(text: str, path: Path, started: Launch | None = None) -> Translation
         return _translated(torchtitan, reading.toml(text, path.name), path, started)
     given = reading.yaml(text, path.name)
     for module in YAML:
-        named = gpt_neox.named(given) if module is gpt_neox else given
-        if module.is_mine(named):
-            return _translated(module, named, path, started)
+        settings = gpt_neox.named(given) if module is gpt_neox else given
+        if module.is_mine(settings):
+            return _translated(module, settings, path, started)
     raise error("F015", place=str(path), path=path, detail=" (nor is it GPT-NeoX's or nanotron's)")
 
 
@@ -46,7 +49,7 @@ def _translated(module: ModuleType, given: Settings, path: Path, started: Launch
     except (TypeError, ValueError) as failure:
         raise error("F018", place=given.place, path=given.place, detail=f"a value has the wrong kind: {failure}",
                     advice="numbers stand without quotes") from None  # fmt: skip
-    values = {"name": _name(path), **values} if values else {}
+    values = named(values, str(path))
     notes = list(started.notes) if started else []
     if world is None:
         notes.append("the number of ranks is not in the file: give --world")
@@ -66,10 +69,7 @@ def of_trainer(words: Sequence[Told], folder: Path, source: str, started: Launch
         "it here",
                     advice="put it beside the script, or give config_name a path")  # fmt: skip
     world = started.world if started else None
-    values = {
-        "name": _name(Path(source)),
-        **huggingface.values(given, huggingface_model.read(found)["model"], None, world),
-    }
+    values = named(huggingface.values(given, huggingface_model.read(found)["model"], None, world), source)
     notes = [
         f"the weights that {name} may hold are not loaded: training starts anew",
         *(started.notes if started else ()),
@@ -80,6 +80,48 @@ def of_trainer(words: Sequence[Told], folder: Path, source: str, started: Launch
                        tuple(rows), world, tuple(notes))  # fmt: skip
 
 
-def _name(path: Path) -> str:
-    name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in path.stem).lstrip("._-")
-    return name or "run"
+def of_libai_launch(started: Launch, script: Script | None, path: Path, at: int) -> Translation:
+    """LiBai's program: a configuration file and overrides behind it."""
+    words = list(started.arguments)
+    name, equals, value = words[at].text.partition("=")
+    given = value if equals else words[at + 1].text if at + 1 < len(words) else ""
+    rest = words[:at] + words[at + (1 if equals else 2) :]
+    text = files.named(given, script, path.parent)
+    if text is None:
+        raise error("F018", place=words[at].place, path=given, detail="there is no such file beside the script",
+                    advice="give the configuration itself to translate, with the overrides behind --")  # fmt: skip
+    settings = libai.read(text.text, Path(text.place).name, beside(Path(text.place).parent))
+    row = Row(name, given, "irrelevant", "", "where files are", words[at].place)
+    rows = [*started.rows, row, *libai.override(settings, rest)]
+    return of_libai(settings, rows, str(path), started, script)
+
+
+def beside(folder: Path) -> libai.Load:
+    def load(name: str) -> tuple[str, str] | None:
+        path = folder / name
+        return (files.read(path), path.name) if path.is_file() else None
+
+    return load
+
+
+def of_libai(
+    settings: libai.Settings,
+    rows: Sequence[Row],
+    source: str,
+    started: Launch | None = None,
+    script: Script | None = None,
+) -> Translation:
+    """A LiBai configuration with its overrides."""
+    world = started.world if started else libai.world(settings)
+    other = libai.other_model(settings)
+    problems = [*libai.problems(settings), *([other] if other else [])]
+    every = [*rows, *libai.rows(settings)]
+    try:
+        values = named({} if problems else libai.values(settings, world), source)
+    except (TypeError, ValueError) as failure:
+        raise error("F018", place=source, path=source, detail=f"a value has the wrong kind: {failure}",
+                    advice="numbers stand without quotes") from None  # fmt: skip
+    notes = [*libai.notes(settings), *(started.notes if started else ()), *(script.notes if script else ())]
+    launched = {"program": started.program, "line": str(started.line)} if started else {}
+    return Translation(libai.NAME, source, values, origins(values, every, "default of LiBai"), tuple(every), world,
+                       tuple(notes), tuple(problems), launched)  # fmt: skip

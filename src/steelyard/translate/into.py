@@ -5,16 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from steelyard.frameworks.deepspeed import config as deepspeed
-from steelyard.frameworks.fates import Row, Told, Translation, origins, told
+from steelyard.frameworks.fates import Told, Translation, named, told
 from steelyard.frameworks.huggingface import script as huggingface
 from steelyard.frameworks.libai import script as libai
-from steelyard.frameworks.megatron import flags as megatron_flags
-from steelyard.frameworks.megatron import given as megatron_given
 from steelyard.frameworks.megatron import script as megatron
-from steelyard.frameworks.megatron_deepspeed import flags as fork_flags
-from steelyard.frameworks.megatron_deepspeed import script as fork
-from steelyard.spec.errors import Problem, UserError, error
+from steelyard.spec.errors import Problem, error, problem
+from steelyard.translate import arguments as megatron_arguments
 from steelyard.translate import configured, files, launch, shell
 from steelyard.translate.launch import Launch
 from steelyard.translate.shell import Script
@@ -75,10 +71,10 @@ def of_text(
     if path.suffix in (".yml", ".yaml", ".toml"):
         return configured.of_file(text, path)
     if path.suffix == ".py":
-        settings = libai.read(text, path.name, _beside(path.parent))
-        return of_libai(settings, libai.override(settings, told(arguments, "command line")), str(path))
+        settings = libai.read(text, path.name, configured.beside(path.parent))
+        return configured.of_libai(settings, libai.override(settings, told(arguments, "command line")), str(path))
     if not is_script(path, text[:200]) and megatron.is_list(text):
-        return of_words(_listed(text, path), str(path))
+        return megatron_arguments.of_words(_listed(text, path), str(path))
     script = shell.follow(text, path.name, arguments, {**_batch_system(text), **(environment or {})})
     return of_launch(_chosen(script, choice, str(path)), script, path)
 
@@ -93,7 +89,7 @@ def of_log(path: Path) -> Translation:
     world = sizes[0] * sizes[1] * sizes[2] * sizes[3] if "data" in parallel else None
     notes = ["what the log does not print has the default of a run file", *record.notes]
     return Translation(
-        record.framework, str(path), _with_name(record.config, str(path)), record.sources, (), world, tuple(notes)
+        record.framework, str(path), named(record.config, str(path)), record.sources, (), world, tuple(notes)
     )
 
 
@@ -156,7 +152,7 @@ def of_launch(started: Launch, script: Script | None, path: Path) -> Translation
     """One training of a script, by the framework that its arguments are of."""
     names = [word.text.partition("=")[0] for word in started.arguments]
     if "--config-file" in names:
-        return _libai_launch(started, script, path, names.index("--config-file"))
+        return configured.of_libai_launch(started, script, path, names.index("--config-file"))
     words = list(started.arguments)
     config = next((w.text for w in words if w.text.endswith((".yml", ".yaml", ".toml"))), None)
     if config is not None and not any(name.startswith("--num-layers") for name in names):
@@ -167,132 +163,11 @@ def of_launch(started: Launch, script: Script | None, path: Path) -> Translation
         return configured.of_file(text.text, Path(text.place), started)
     if huggingface.is_mine(words):
         return configured.of_trainer(words, path.parent, str(path), started)
-    return of_words(started.arguments, str(path), started, script)
-
-
-def of_words(
-    words: Sequence[Told], source: str, started: Launch | None = None, script: Script | None = None
-) -> Translation:
-    """Arguments of Megatron-LM or Megatron-DeepSpeed."""
-    is_fork = any(_of_fork(word.text) for word in words)
-    weighed = megatron_given.weigh(words, fork_flags.find if is_fork else megatron_flags.find, source)
-    rows = [*(started.rows if started else ()), *weighed.rows, *_cut_off(script, source)]
-    values: dict[str, Any] = {}
-    if not weighed.problems:  # what is missing for want of a value is no news
-        try:
-            values = _fork(weighed, rows, source, script) if is_fork else megatron.values(weighed.arguments)
-            values = _with_name(megatron.trained(values, weighed.arguments), source)
-        except UserError as failure:
-            weighed.problems += failure.problems
-    world, said = _ranks(started, values)
-    notes = [*weighed.notes, *(started.notes if started else ()), *(script.notes if script else ()), *said]
-    framework = fork.NAME if is_fork else "Megatron-LM"
-    launched = {"program": started.program, "line": str(started.line)} if started else {}
-    return Translation(framework, source, values, origins(values, rows, f"default of {framework}"), tuple(rows), world,
-                       tuple(dict.fromkeys(notes)), tuple(weighed.problems), launched)  # fmt: skip
-
-
-def _fork(weighed: megatron_given.Weighed, rows: list[Row], source: str, script: Script | None) -> dict[str, Any]:
-    """Values of Megatron-DeepSpeed with its JSON, whose keys become rows too."""
-    config = _json(weighed, source, script)
-    if config is not None:
-        rows += deepspeed.rows(config)
-    if weighed.arguments.has("deepspeed"):
-        weighed.notes += fork.notes(weighed.arguments, config)
-    return fork.values(weighed.arguments, config)
-
-
-def _libai_launch(started: Launch, script: Script | None, path: Path, at: int) -> Translation:
-    """LiBai's program: a configuration file and overrides behind it."""
-    words = list(started.arguments)
-    name, equals, value = words[at].text.partition("=")
-    given = value if equals else words[at + 1].text if at + 1 < len(words) else ""
-    rest = words[:at] + words[at + (1 if equals else 2) :]
-    text = files.named(given, script, path.parent)
-    if text is None:
-        raise error("F018", place=words[at].place, path=given, detail="there is no such file beside the script",
-                    advice="give the configuration itself to translate, with the overrides behind --")  # fmt: skip
-    settings = libai.read(text.text, Path(text.place).name, _beside(Path(text.place).parent))
-    row = Row(name, given, "irrelevant", "", "where files are", words[at].place)
-    rows = [*started.rows, row, *libai.override(settings, rest)]
-    return of_libai(settings, rows, str(path), started, script)
-
-
-def _beside(folder: Path) -> libai.Load:
-    def load(name: str) -> tuple[str, str] | None:
-        path = folder / name
-        return (files.read(path), path.name) if path.is_file() else None
-
-    return load
-
-
-def of_libai(
-    settings: libai.Settings,
-    rows: Sequence[Row],
-    source: str,
-    started: Launch | None = None,
-    script: Script | None = None,
-) -> Translation:
-    """A LiBai configuration with its overrides."""
-    world = started.world if started else libai.world(settings)
-    problems = libai.problems(settings)
-    every = [*rows, *libai.rows(settings)]
-    try:
-        values = _with_name({} if problems else libai.values(settings, world), source)
-    except (TypeError, ValueError) as failure:
-        raise error("F018", place=source, path=source, detail=f"a value has the wrong kind: {failure}",
-                    advice="numbers stand without quotes") from None  # fmt: skip
-    notes = [*libai.notes(settings), *(started.notes if started else ()), *(script.notes if script else ())]
-    launched = {"program": started.program, "line": str(started.line)} if started else {}
-    return Translation(libai.NAME, source, values, origins(values, every, "default of LiBai"), tuple(every), world,
-                       tuple(notes), tuple(problems), launched)  # fmt: skip
-
-
-def _ranks(started: Launch | None, values: Mapping[str, Any]) -> tuple[int | None, list[str]]:
-    """The launcher's number of ranks, unless the layout cannot be laid over it: examples leave that to their reader."""
-    world, parallel = started.world if started else None, values.get("parallel", {})
-    need = parallel.get("tensor", 1) * parallel.get("pipeline", 1) * parallel.get("context", 1)
-    if world is None or need < 1 or world % need == 0:
-        return world, []
-    return None, [f"the launcher starts {world} ranks and the layout takes {need}: give --world, a multiple of {need}"]
-
-
-def _of_fork(text: str) -> bool:
-    name = megatron_flags.plain(text.partition("=")[0])
-    return text.startswith("--") and (name in ("deepspeed", "deepspeed-config") or fork_flags.added(name))
-
-
-def _json(weighed: megatron_given.Weighed, source: str, script: Script | None) -> deepspeed.Config | None:
-    """DeepSpeed's JSON, which the script writes or which stands beside it; None where it is not at hand."""
-    row = next((row for row in weighed.rows if megatron_flags.plain(row.flag) == "deepspeed-config"), None)
-    text = files.named(row.value, script, Path(source).parent) if row is not None and row.value else None
-    return None if text is None else deepspeed.parse(text.text, text.place, text.lines)
-
-
-def _cut_off(script: Script | None, source: str) -> list[Row]:
-    """Flags on lines that belong to no command: a comment between continued lines ends the command before it."""
-    why = "it is no part of the command: a comment or an empty line between continued lines ends it"
-    return [
-        Row(word.text, "", "refused", "", why, f"{Path(source).name}:{word.line}")
-        for command in (script.commands if script else ())
-        if command.words and command.words[0].text.startswith("--")
-        for word in command.words
-        if word.text.startswith("--")
-    ]
-
-
-def _with_name(values: dict[str, Any], source: str) -> dict[str, Any]:
-    if not values:
-        return {}
-    stem = Path(source).stem
-    name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in stem).lstrip("._-")
-    return {"name": name or "run", **values}
+    return megatron_arguments.of_words(started.arguments, str(path), started, script)
 
 
 def needs_vocabulary(found: Translation, overrides: Sequence[str]) -> Problem | None:
     """F006 where neither the framework's arguments nor the overrides say how large the vocabulary is."""
-    from steelyard.spec.errors import problem
-
     model = found.values.get("model", {})
     if not found.values or "vocab_size" in model or any(text.startswith("model.vocab_size=") for text in overrides):
         return None

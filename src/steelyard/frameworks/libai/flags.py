@@ -70,6 +70,8 @@ IRRELEVANT = {
     "train.scheduler.warmup_factor model.cfg.embedding_dropout_prob",
 }
 
+# the one class of each that a run file can say
+CLASSES = {"train.scheduler._target_": "WarmupCosineLR", "optim._target_": "AdamW"}
 # key -> (value that is harmless, why any other is refused)
 CONDITIONS: dict[str, tuple[Any, str]] = {
     "model.cfg.scale_mask_softmax_fusion": (True, "without the fused mask LiBai's attention is not causal"),
@@ -87,6 +89,10 @@ def row(key: str, value: Any, place: str, dropout: float) -> Row:
         return Row(key, shown, "refused", "", why, place)
     if key in CONDITIONS and value != CONDITIONS[key][0]:
         return Row(key, shown, "refused", "", CONDITIONS[key][1], place)
+    if key.endswith("_target_"):
+        if key in CLASSES and value != CLASSES[key]:
+            return Row(key, shown, "refused", "", f"only {CLASSES[key]} is known here", place)
+        return Row(key, shown, "irrelevant", "", "the class that reads the keys beside it", place)
     if key in TRANSLATED:
         return Row(key, shown, "translated", TRANSLATED[key], "", place)
     for why, names in IRRELEVANT.items():

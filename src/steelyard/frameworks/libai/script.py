@@ -110,6 +110,9 @@ def _import(node: ast.ImportFrom, where: str, load: Load, found: Settings, depth
     """The common files are known; another configuration is read if it is at hand."""
     module = node.module or ""
     if not node.level or module.partition(".")[0] == "common" or ".common." in f".{module}.":
+        kind = module.rpartition("models.")[2] if "models." in module else "gpt"
+        if kind not in ("gpt", "graph"):
+            found.put("model._target_", Set(kind, where))
         return
     if depth >= DEEPEST:
         raise error("F018", place=where, path=module, detail="configurations import each other", advice="flatten them")
@@ -202,6 +205,8 @@ def _called(node: ast.Call, found: Settings) -> Any:
     if name != "dict" and not name.startswith("LazyCall("):
         raise _Unknown
     values: dict[str, Any] = {}
+    if name != "dict":
+        values["_target_"] = name.removeprefix("LazyCall(").removesuffix(")").rsplit(".", 1)[-1]
     for keyword in node.keywords:
         if keyword.arg is None:
             raise _Unknown
@@ -255,8 +260,7 @@ def rows(found: Settings) -> list[Row]:
     """What becomes of every key that is set."""
     dropout = _get(found, "model.cfg.output_dropout_prob", 0.0)
     known = dropout if isinstance(dropout, int | float) else 0.0
-    return [flags.row(key, "unknown" if s.unknown else s.value, s.place, known) for key, s in found.keys.items()
-            if not key.endswith("_target_")]  # fmt: skip
+    return [flags.row(key, "unknown" if s.unknown else s.value, s.place, known) for key, s in found.keys.items()]
 
 
 def problems(found: Settings) -> list[Problem]:
@@ -274,6 +278,16 @@ def problems(found: Settings) -> list[Problem]:
         for key, s in found.keys.items()
         if s.unknown and key in flags.TRANSLATED and not key.startswith("dataloader.")
     ]
+
+
+def other_model(found: Settings) -> Problem | None:
+    """F005 where the configuration is of another model than GPT."""
+    target = found.keys.get("model._target_")
+    if target is None or "gpt" in str(target.value).lower():
+        return None
+    return problem(
+        "F005", "model", target.place, flag=f"LiBai's {target.value}", advice="only GPT pretraining is known here"
+    )
 
 
 def _get(found: Settings, key: str, default: Any = None) -> Any:
