@@ -22,14 +22,7 @@ ALONE = {
     "standalone", "use-env", "no-python", "module", "m", "run-path", "no-local-rank", "force-multi",
     "enable-each-rank-log", "no-ssh", "no-ssh-check", "multi-gpu", "use-deepspeed", "use-fsdp",
 }  # fmt: skip
-PROCESSES = (
-    "nproc-per-node",
-    "num-gpus",
-    "nproc_per_node",
-    "gpus-per-node",
-    "num-processes-per-node",
-    "nproc-per-machine",
-)
+PROCESSES = ("nproc-per-node", "num-gpus", "gpus-per-node")
 NODES = ("nnodes", "num-nodes", "num-machines")
 TRAINING = re.compile(r"(?:^|/)(?:pretrain|train|finetune|run_|deepy)[\w-]*\.py$|(?:^|[/.])(?:train|pretrain)[\w.-]*$")
 TASKS = {"ntasks": r"(?:--ntasks[= ]|-np? ?)(\d+)", "nodes": r"(?:--nodes[= ]|-N ?)(\d+)",
@@ -46,7 +39,6 @@ class Launch:
     world: int | None
     line: int
     notes: tuple[str, ...] = ()
-    variables: Mapping[str, Value] | None = None
 
 
 def find(script: Script, place: str) -> list[Launch]:
@@ -165,7 +157,7 @@ def _launch(
     if command.uncertain:
         notes.append(f"line {command.line} is reached only where {command.uncertain}")
     arguments = tuple(_told(word, place) for word in given[at + 1 :])
-    return Launch(given[at].text, arguments, tuple(rows), world, command.line, tuple(notes), command.variables)
+    return Launch(given[at].text, arguments, tuple(rows), world, command.line, tuple(notes))
 
 
 def _number(kind: str, text: str) -> int | None:

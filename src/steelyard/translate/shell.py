@@ -8,10 +8,10 @@ that cannot be decided is followed both ways, and what differs afterwards is unk
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from fnmatch import translate
 from typing import TYPE_CHECKING, cast
 
 from steelyard.spec.errors import error
+from steelyard.translate.conditions import Test, fits
 from steelyard.translate.expand import Expander, _short, _text
 from steelyard.translate.state import Budget, Command, Source, State, Written, merged, unknown
 from steelyard.translate.text import Piece, Unknown, Value, Word, joined, known, literal, quoted, shown, words
@@ -306,7 +306,7 @@ class Shell(Expander):
             patterns = [
                 child for number, child in enumerate(item.children) if item.field_name_for_child(number) == "value"
             ]
-            if any(_fits(text, shown(self.value(pattern, source))) for pattern in patterns):
+            if any(fits(text, shown(self.value(pattern, source))) for pattern in patterns):
                 self._item(item, source)
                 break
         return True
@@ -378,7 +378,7 @@ class Shell(Expander):
             return self._numeric(node, source)
         tokens = list(self._tokens(node, source))
         double = bool(node.children) and node.children[0].type == "[["
-        return _Test(tokens[::-1], double).choice()
+        return Test(tokens[::-1], double).choice()
 
     def _tokens(self, node: "Node", source: Source) -> "list[str | Value]":
         found: list[str | Value] = []
@@ -532,7 +532,7 @@ class Shell(Expander):
                     if text == "]"
                     else [text if operator and text else word.pieces if text is None else literal(text, 0)]
                 )
-            return _Test(tokens[::-1], False).choice()
+            return Test(tokens[::-1], False).choice()
         if builtin is not None:
             return cast("bool | None", builtin(found, line))
         if name == ".":
@@ -643,78 +643,6 @@ class Shell(Expander):
         path = found[1].text if len(found) > 1 else ""
         self.note(f"line {line} takes in {path}, which is not read here; what it sets is unknown")
         return None
-
-
-class _Test:
-    """`[ ... ]` and `[[ ... ]]` over tokens: an operator is text, an operand a value. None: not decidable."""
-
-    def __init__(self, tokens: "list[str | Value]", double: bool):
-        self.tokens, self.double = tokens, double
-
-    def choice(self) -> bool | None:
-        found = self.both()
-        while self.tokens and self.tokens[-1] in ("||", "-o"):
-            self.tokens.pop()
-            other = self.both()
-            found = True if found or other else None if None in (found, other) else False
-        return found
-
-    def both(self) -> bool | None:
-        found = self.single()
-        while self.tokens and self.tokens[-1] in ("&&", "-a"):
-            self.tokens.pop()
-            other = self.single()
-            found = False if False in (found, other) else None if None in (found, other) else True
-        return found
-
-    def single(self) -> bool | None:
-        if not self.tokens:
-            return False
-        token = self.tokens.pop()
-        if token == "!":
-            inner = self.single()
-            return None if inner is None else not inner
-        if token == "(":
-            inner = self.choice()
-            if self.tokens and self.tokens[-1] == ")":
-                self.tokens.pop()
-            return inner
-        if isinstance(token, str):
-            if not self.tokens:
-                return None
-            operand = self.tokens.pop()
-            text = known(operand) if isinstance(operand, tuple) else operand
-            if token in ("-z", "-n") and text is not None:
-                return (text == "") == (token == "-z")
-            return None  # a test of files and the like
-        if self.tokens and isinstance(self.tokens[-1], str) and self.tokens[-1] not in ("&&", "||", "-a", "-o", ")"):
-            operator = self.tokens.pop()
-            assert isinstance(operator, str)
-            right = self.tokens.pop() if self.tokens else ()
-            if isinstance(right, str):
-                right = literal(right, 0)
-            return self.compared(known(token), operator, known(right))
-        text = known(token)
-        return None if text is None else text != ""
-
-    def compared(self, left: str | None, operator: str, right: str | None) -> bool | None:
-        if left is None or right is None:
-            return None
-        if operator in ("=", "==", "!="):
-            equal = _fits(left, right) if self.double else left == right
-            return equal == (operator != "!=")
-        compare = {"-eq": int.__eq__, "-ne": int.__ne__, "-lt": int.__lt__, "-le": int.__le__, "-gt": int.__gt__,
-                   "-ge": int.__ge__}.get(operator)  # fmt: skip
-        if compare is None:
-            return {"<": left < right, ">": left > right}.get(operator)
-        try:
-            return bool(compare(int(left or "0"), int(right or "0")))
-        except ValueError:
-            return None
-
-
-def _fits(text: str, pattern: str) -> bool:
-    return text == pattern or (len(text) < 10_000 and re.match(translate(pattern), text) is not None)
 
 
 def _branch(node: "Node") -> "tuple[list[Node], list[Node]]":
