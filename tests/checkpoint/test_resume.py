@@ -156,6 +156,17 @@ def test_d02_a_damaged_newest_is_passed_over_and_said(pools, t1, tmp_path):
         train(pools(2), t1, *options, f"checkpoint.load='{broken}'", folder=tmp_path / "other")
 
 
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(pools, t1, tmp_path):
+    train(pools(1), t1, *QUIET, "length.steps=1", folder=tmp_path / "run")
+    (newest(tmp_path / "run") / "state.json").write_text("{}")
+    with pytest.raises(AssertionError, match=r"C002.*step-0000001 was passed over: state.json has 2 bytes"):
+        train(pools(1), t1, *QUIET, folder=tmp_path / "run")
+    _, other = train(pools(1), t1, *QUIET, "length.steps=1", folder=tmp_path / "other")
+    load = f"checkpoint.load='{tmp_path / 'other'}'"
+    _, record = train(pools(1), t1, *QUIET, load, "length.steps=2", folder=tmp_path / "run")
+    assert [s.loss for s in record.steps][-1] and losses(record)[0] == losses(other)[0]
+
+
 def test_a_run_that_went_back_stays_on_its_new_way(pools, t1, tmp_path):
     options, folder = (*QUIET, "checkpoint.every_steps=2", "checkpoint.keep=9"), tmp_path / "run"
     train(pools(1), t1, *options, folder=folder)

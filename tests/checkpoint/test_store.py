@@ -144,8 +144,7 @@ def test_a_checkpoint_of_before_checksums_still_counts(tmp_path):
 
 def test_where_a_run_begins(tmp_path):
     own, other = tmp_path / "own", tmp_path / "other"
-    make(other / "checkpoints", 5)
-    assert store.start(own, None) == own and store.start(own, other) == other
     first = make(own / "checkpoints", 1)
-    assert store.start(own, other) == own  # restarted with the same command: goes on, does not begin again
-    assert store.start(own, first) == first  # goes back
+    assert store.sources(own, None) == [own]
+    assert store.sources(own, other) == [own, other]  # started again with the same command, it goes on
+    assert store.sources(own, first) == [first]  # it goes back

@@ -225,12 +225,12 @@ def newest_first(path: Path) -> list[Path]:
     return _candidates(path / "checkpoints" if (path / "checkpoints").is_dir() else path)[::-1]
 
 
-def start(own: Path, asked: Path | None) -> Path:
-    """Where a run in the folder `own` begins: `asked`, unless that is elsewhere and the run has checkpoints itself."""
+def sources(own: Path, asked: Path | None) -> list[Path]:
+    """Where a run in the folder `own` may begin, the first choice first: its own checkpoints before those it was asked
+    to load, unless these are its own too."""
     if asked is None:
-        return own
-    has_own = any(not problem(path) for path in newest_first(own))
-    return own if has_own and not is_inside(asked, own) else asked
+        return [own]
+    return [asked] if is_inside(asked, own) else [own, asked]
 
 
 def is_inside(path: Path, folder: Path) -> bool:

@@ -134,30 +134,36 @@ class Loop:
         self._record(Event(self.state.step, "parameters", self.counted))
 
     def _choose(self) -> Path | None:
-        """The newest checkpoint that is whole and undamaged; every rank checks a share of its files."""
-        asked, said = self.run.checkpoint.load, [""]
+        """The newest checkpoint that is whole and undamaged; None for a run that has none and is told of none."""
+        asked, own = self.run.checkpoint.load, Path(self.run.record.folder)
+        found: list[Path] = []
         if self.mesh.is_first:
-            own = Path(self.run.record.folder)
             for line in store.recover(own / "checkpoints"):
                 self.display.note(line)
-            said = [str(store.start(own, Path(asked) if asked else None))]
+            sources = store.sources(own, Path(asked) if asked else None)
+            found = [path for source in sources for path in store.newest_first(source)]
+        said = [found]  # by the first rank: a shared disk may show others an older folder
         dist.broadcast_object_list(said)
-        source = Path(said[0])
-        for path in store.newest_first(source):
-            whys = [""] * dist.get_world_size()
-            dist.all_gather_object(
-                whys, store.problem(path) or store.damage(path, dist.get_rank(), dist.get_world_size())
-            )
-            why = next(filter(None, whys), "")
+        passed = []
+        for path in said[0]:
+            why = self._problem(path)
             if not why:
                 return path
-            if path == source:
+            if path == Path(asked):
                 raise error("C001", "checkpoint.load", path=path, detail=why)
+            passed.append(f"{path.name} was passed over: {why}")
             self.display.note(f"passed over {path}: {why}")
             self._record(Event(self.state.step, "passed_over", {"checkpoint": str(path), "why": why}))
-        if asked and source == Path(asked):
-            raise error("C002", "checkpoint.load", path=asked)
+        if asked or passed:  # beginning anew would give up what those hold
+            raise error("C002", "checkpoint.load", path="; ".join([asked or str(own), *passed]))
         return None
+
+    def _problem(self, path: Path) -> str:
+        """What is wrong with a checkpoint, the same on every rank; each checks a share of its files."""
+        whys = [""] * dist.get_world_size()
+        found = store.problem(path) or store.damage(path, dist.get_rank(), dist.get_world_size())
+        dist.all_gather_object(whys, found)
+        return next(filter(None, whys), "")
 
     def _load(self, path: Path) -> None:
         saved = store.read_state(path)
