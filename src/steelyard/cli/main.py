@@ -6,7 +6,20 @@ import traceback
 
 import typer
 
-from steelyard.cli import check, checkpoint, compare, data, demo, doctor, explain, generate, plan, train, translate
+from steelyard.cli import (
+    bench,
+    check,
+    checkpoint,
+    compare,
+    data,
+    demo,
+    doctor,
+    explain,
+    generate,
+    plan,
+    train,
+    translate,
+)
 from steelyard.cli.foreign import ScriptCommand
 
 app = typer.Typer(
@@ -22,6 +35,7 @@ app.command("explain", help=explain.HELP)(explain.explain)
 app.command("demo", help=demo.HELP)(demo.demo)
 app.command("train", cls=ScriptCommand, help=train.HELP)(train.train)
 app.command("plan", cls=ScriptCommand, help=plan.HELP)(plan.plan)
+app.command("bench", help=bench.HELP)(bench.bench)
 app.command("compare", cls=ScriptCommand, help=compare.HELP)(compare.compare)
 app.command("translate", cls=ScriptCommand, help=translate.HELP)(translate.translate)
 app.command("generate", help=generate.HELP)(generate.generate)

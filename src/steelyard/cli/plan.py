@@ -70,7 +70,7 @@ def plan(
     read = _reader(run_file, foreign.behind(context), environment, launch)
     if sets:
         layouts = [("", read(overrides or [], world))]
-        layouts += [(text, read([*(overrides or []), *_split(text)], world)) for text in sets]
+        layouts += [(text, read([*(overrides or []), *split(text)], world)) for text in sets]
         sheets = [(title, sheet.as_json(loaded.run)) for title, loaded in layouts]
         print(sheet.dumps([{"set": t, **s} for t, s in sheets]) if json else terminal.side_by_side(sheets))
         return
@@ -145,7 +145,7 @@ def _rehearse(run: "Run", rank: int, json: bool) -> None:
     print(sheet.dumps(found) if json else rehearsed(found))
 
 
-def _split(text: str) -> list[str]:
+def split(text: str) -> list[str]:
     """`a=1,b=[6, 7],c="x,y"` at the commas that separate values. Raises UserError P001."""
     import re
 

@@ -38,7 +38,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 # Keys of a run file that say nothing about what a run computes or costs.
-SILENT = ("name", "record.", "stop.", "checkpoint.", "evaluation.", "data.cache", "hardware.devices_per_node")
+SILENT = ("name", "record.", "stop.", "checkpoint.", "evaluation.", "data.cache", "hardware.devices_per_node", "bench.")
 # Without these nothing can be computed about a network.
 SHAPE = ("model.num_layers", "model.hidden_size", "model.num_attention_heads", "model.seq_length")
 

@@ -773,6 +773,28 @@ CATALOGUE: dict[str, Wording] = {
         "Peaks are dense figures from data sheets, listed with their source in hardware/chips.toml. A chip that is not "
         "there has no peak: nothing is assumed.",
     ),
+    # --- B: benches --------------------------------------------------------------------------------------------------
+    "B001": Wording(
+        "cannot start an arm as {text!r}: {detail}",
+        'write --arm NAME="program argument ...", such as --arm megatron="bash pretrain.sh 8 1 1 2 16"',
+        "A command is split as a shell would split it and started without one: pipes, redirections and variables need a "
+        "script of their own.",
+    ),
+    "B002": Wording(
+        "cannot read this as a table of cases: {detail}",
+        "first line: names out of nodes gpus tensor pipeline fp16 checkpointing micro global; then one line a case",
+        "Each line becomes an arm: the run file under the values of its cells, on nodes x gpus ranks.",
+    ),
+    "B003": Wording(
+        "the run has {steps} steps and a bench needs {needed}, {warmup} of them to warm up",
+        "make [length] longer, or lower bench.warmup and bench.steps",
+        "The timed window lies behind the warm-up and inside the run.",
+    ),
+    "B004": Wording(
+        "two arms are called {name}",
+        "give each arm a name of its own",
+        "Results are kept under the name of their arm.",
+    ),
     # --- K: comparing ------------------------------------------------------------------------------------------------
     "K001": Wording(
         "cannot read {path}: {detail}",

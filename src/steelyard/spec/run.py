@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from steelyard.spec.batch import Batch, complete
+from steelyard.spec.bench import Bench
 from steelyard.spec.data import Data, Evaluation
 from steelyard.spec.model import Model
 from steelyard.spec.optimizer import LearningRate, Optimizer
@@ -139,6 +140,7 @@ class Run(Identity):
     stop: Stop = Stop()
     hardware: Hardware = Hardware()
     engine: Engine = Engine()
+    bench: Bench = Bench()
 
     @model_validator(mode="before")
     @classmethod

@@ -18,6 +18,8 @@ from steelyard import hardware
 from steelyard.parallel.shard import DTYPES
 from steelyard.train.environment import device_name
 
+__all__ = ["DTYPES", "Finding", "examine", "matrix_product_flops", "matrix_product_peak"]
+
 LIBRARIES = ("torch", "numpy", "pydantic", "tokenizers", "safetensors", "tensorboard", "numba")
 
 
@@ -101,16 +103,21 @@ def _driver() -> str:
 
 
 def _peaks() -> Iterator[Finding]:
-    """FLOP/s of a matrix product per dtype, the best over growing sizes. Half precision on a CPU without units for it
-    is hundreds of times slower, so a size is tried only where it will not take long."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    largest = 8192 if device.type == "cuda" else 2048
     for name, dtype in DTYPES.items():
-        size, best = 128, 0.0
-        while size <= largest and (best == 0 or 2 * size**3 / best < 0.25):
-            best = max(best, matrix_product_flops(device, dtype, size))
-            size *= 2
-        yield Finding(f"{name} product", f"{best / 1e12:.4g} TFLOP/s (up to size {size // 2})")
+        best, size = matrix_product_peak(device, dtype)
+        yield Finding(f"{name} product", f"{best / 1e12:.4g} TFLOP/s (up to size {size})")
+
+
+def matrix_product_peak(device: torch.device, dtype: torch.dtype) -> tuple[float, int]:
+    """FLOP/s of a matrix product, the best over growing sizes, and the largest size tried. Half precision on a CPU
+    without units for it is hundreds of times slower, so a size is tried only where it will not take long."""
+    largest = 8192 if device.type == "cuda" else 2048
+    size, best = 128, 0.0
+    while size <= largest and (best == 0 or 2 * size**3 / best < 0.25):
+        best = max(best, matrix_product_flops(device, dtype, size))
+        size *= 2
+    return best, size // 2
 
 
 def matrix_product_flops(device: torch.device, dtype: torch.dtype, size: int) -> float:

@@ -297,7 +297,8 @@ class Loop:
             rest = measured["rss"] - measured["tensors"]
             self.display.note(f"memory not modelled: {rest / 2**20:,.1f} MiB of the process are no live tensors")
         detail = {entry.kind: {**asdict(entry), "error": entry.error} for entry in found}
-        self._record(Event(self.state.step, "memory", {"checked": detail, "measured": measured}))
+        ranks = measure.memory_by_rank(self.mesh)
+        self._record(Event(self.state.step, "memory", {"checked": detail, "measured": measured, "ranks": ranks}))
 
     def _counting(self) -> AbstractContextManager[TrafficCounter | None]:
         """Counts what the process's second step sends: the first one also makes connections. Compiled blocks hide their

@@ -6,9 +6,17 @@ import resource
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from steelyard.parallel.mesh import Mesh
+
+
+def memory_by_rank(mesh: Mesh) -> list[dict[str, int]]:
+    """The bytes by kind of every rank, in rank order; on all ranks."""
+    found: list[dict[str, int]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(found, _cuda(mesh.device) if mesh.device.type == "cuda" else _host())
+    return found
 
 
 def memory(mesh: Mesh) -> dict[str, int]:
