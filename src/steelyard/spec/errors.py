@@ -777,8 +777,8 @@ CATALOGUE: dict[str, Wording] = {
     "B001": Wording(
         "cannot start an arm as {text!r}: {detail}",
         'write --arm NAME="program argument ...", such as --arm megatron="bash pretrain.sh 8 1 1 2 16"',
-        "A command is split as a shell would split it and started without one: pipes, redirections and variables need a "
-        "script of their own.",
+        "A command is split as a shell would split it and started without one: pipes, redirections and variables need "
+        "a script of their own.",
     ),
     "B002": Wording(
         "cannot read this as a table of cases: {detail}",
