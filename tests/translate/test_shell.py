@@ -51,6 +51,7 @@ SAME = {
     "comment ends a command": "run a \\\n # no more\n b=1",
     "read as words": "x='a   b'; run $x \"$x\"",
     "set": "set -- p q; run $1 $2 $#",
+    "export of a text": 'export "A=x y" B=2; run "$A" $B',
     "let": "let 'a=2+3'; run $a",
     "plus": "a=1; run ${a:+yes} ${b:+no} end",
 }

@@ -64,7 +64,7 @@ class Expander:
         if kind == "command_substitution":
             return quoted(self.substitution(node, source), inside)
         if kind == "process_substitution":
-            return unknown(_text(node), line, "it would have to be run")
+            return unknown(node_text(node), line, "it would have to be run")
         if kind == "brace_expression":
             return self._range(node, line)
         if kind == "concatenation":
@@ -133,7 +133,7 @@ class Expander:
 
     # --- parameters --------------------------------------------------------------------------------------------------
     def _parameter(self, node: "Node", source: Source, inside: bool) -> Value:
-        begin, text = _begin(node, source), _text(node)
+        begin, text = _begin(node, source), node_text(node)
         line = source.line(begin)
         braces = text.startswith("${")
         found = PARAMETER.match(text, 2 if braces else 1)
@@ -219,14 +219,14 @@ class Expander:
         if operator[-1] in "-+=?" and operator[0] in ":-+=?":
             return self._defaulted(operator, values, operand, name)
         if values is None:
-            return [unknown(_text(node), source.line(node.start_byte), self._why_unset(name), name)]
+            return [unknown(node_text(node), source.line(node.start_byte), self._why_unset(name), name)]
         word = known(operand)
         if (
             word is None
             or len(word) > LONG
             or any(known(value) is None or len(shown(value)) > LONG for value in values)
         ):
-            return [unknown(_text(node), source.line(node.start_byte), "it is cut from an unknown value", name)]
+            return [unknown(node_text(node), source.line(node.start_byte), "it is cut from an unknown value", name)]
         if operator == ":":
             return self._sliced(values, word, node)
         return [literal(_cut(operator, shown(value), word), value[0].line if value else 0) for value in values]
@@ -249,15 +249,15 @@ class Expander:
         except arithmetic.Undecided:
             return None
         stop = start + length[0] if length else None
-        if re.match(r"\$\{(?:[@*]|\w+\[[@*]\])", _text(node)):
-            begin = start - 1 if _text(node)[2] in "@*" and start else start
+        if re.match(r"\$\{(?:[@*]|\w+\[[@*]\])", node_text(node)):
+            begin = start - 1 if node_text(node)[2] in "@*" and start else start
             return values[begin : None if stop is None else begin + length[0]]
         text = shown(joined(values))
         return [literal(text[start:stop], values[0][0].line if values and values[0] else 0)]
 
     # --- arithmetic --------------------------------------------------------------------------------------------------
     def _arithmetic(self, node: "Node", source: Source) -> Value:
-        begin, text = _begin(node, source), _text(node)
+        begin, text = _begin(node, source), node_text(node)
         line = source.line(begin)
         start, end = (2, 1) if text.startswith("$[") else (3, 2)
         inner = self.between(node, source, begin + start, node.end_byte - end, "bare")
@@ -282,9 +282,9 @@ class Expander:
         return text
 
     def _range(self, node: "Node", line: int) -> Value:
-        found = re.fullmatch(r"\{(-?\d{1,9})\.\.(-?\d{1,9})\}", _text(node))
+        found = re.fullmatch(r"\{(-?\d{1,9})\.\.(-?\d{1,9})\}", node_text(node))
         if found is None:
-            return literal(_text(node), line)
+            return literal(node_text(node), line)
         first, last = int(found.group(1)), int(found.group(2))
         numbers = range(first, last + 1) if last >= first else range(first, last - 1, -1)
         if len(numbers) > 10_000:
@@ -294,9 +294,9 @@ class Expander:
     # --- substitutions -----------------------------------------------------------------------------------------------
     def substitution(self, node: "Node", source: Source) -> Value:
         """What a command would print, for the two commands whose output is a plain function of their arguments."""
-        line, text = source.line(_begin(node, source)), _text(node).strip()
+        line, text = source.line(_begin(node, source)), node_text(node).strip()
         inner = [child for child in node.children if child.is_named]
-        why = f"{_short(text)} would have to be run"
+        why = f"{short(text)} would have to be run"
         if len(inner) != 1:
             return unknown(text, line, why)
         commands = [inner[0]] if inner[0].type == "command" else []
@@ -338,7 +338,7 @@ def _inner(node: "Node", start: int, end: int, inside: bool) -> Iterator["Node"]
             yield from _inner(child, start, end, inside)
 
 
-def _text(node: "Node") -> str:
+def node_text(node: "Node") -> str:
     return BLANK.sub("", (node.text or b"").decode(errors="replace"), count=1)
 
 
@@ -348,7 +348,7 @@ def _begin(node: "Node", source: Source) -> int:
     return found.end() if found and found.end() < node.end_byte else node.start_byte
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= 60 else line[:57] + "..."
 

@@ -5,6 +5,7 @@ one is stated: nothing is approximated in silence. What the other framework cann
 """
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ def as_run_file(loaded: Loaded, keep_engine: bool = False) -> Written:
             ]
     text = run_file.dumps(run, lambda key: str(loaded.origin(key)))
     if run.engine == Engine():
-        text = text.partition("\n[engine]")[0].rstrip() + "\n"
+        text = re.sub(r"\n\[engine\]\n.*?(?=\n\[|\Z)", "", text, flags=re.DOTALL).rstrip() + "\n"
     return Written(text, tuple(differences))
 
 

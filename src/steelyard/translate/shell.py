@@ -7,26 +7,19 @@ that cannot be decided is followed both ways, and what differs afterwards is unk
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from steelyard.spec.errors import error
+from steelyard.translate.commands import OUTSIDE, Commands, Left
 from steelyard.translate.conditions import Test, fits
-from steelyard.translate.expand import Expander, _short, _text
-from steelyard.translate.state import Budget, Command, Source, State, Written, merged, unknown
-from steelyard.translate.text import Piece, Unknown, Value, Word, joined, known, literal, quoted, shown, words
+from steelyard.translate.expand import node_text, short
+from steelyard.translate.state import Budget, Command, Source, State, merged, unknown
+from steelyard.translate.text import Piece, Unknown, Value, Word, after, joined, known, literal, quoted, shown
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
 MOST_BYTES = 128 * 1024
-MOST_COMMANDS = 2_000
-SHELLS = {"bash", "sh", "zsh", "dash"}
-# set by a batch system or a launcher, so that a test of them cannot be decided from the script
-OUTSIDE = re.compile(
-    r"SLURM|PBS_|LSB_|OMPI_|PMI|CUDA_|NCCL_|HOME$|USER$|PWD$|PATH$|HOST|RANDOM$|SECONDS$|RANK$|LOCAL_RANK$|WORLD_SIZE$|"
-    r"MASTER_|CONDA|VIRTUAL_ENV|.*PATH$"
-)
 # what an example leaves to its reader: <PATH TO THE DATA>, <Specify path>; never a redirect of one lower-case word
 PLACEHOLDER = re.compile(r"(?<![<\w])<(?:[A-Z][\w-]*|[A-Za-z][\w./,-]*(?: [\w./,-]+)+)>")
 RUNS = {"&&": True, "||": False}
@@ -37,13 +30,6 @@ class Script:
 
     def __init__(self, source: str, commands: Sequence[Command], state: State, notes: Sequence[str]):
         self.source, self.commands, self.state, self.notes = source, tuple(commands), state, tuple(notes)
-
-
-class _Left(Exception):
-    """`exit`, `return`, `break` or `continue`, which leave what they stand in."""
-
-    def __init__(self, how: str, line: int):
-        self.how, self.line = how, line
 
 
 def follow(
@@ -60,7 +46,7 @@ def follow(
     whole = Source.script(shell.with_placeholders(re.sub("[\ue000\ue001\0]", "?", text.replace("\r\n", "\n"))))
     try:
         shell.program(whole)
-    except _Left as left:
+    except Left as left:
         if not shell.commands and not shell.notes:
             raise error("F013", place=f"{source}:{left.line}", count=len(arguments)) from None
     except RecursionError:
@@ -77,14 +63,7 @@ def parse(source: Source) -> "Node":
     return parser.parse(source.data).root_node
 
 
-class Shell(Expander):
-    def __init__(self, place: str, state: State, budget: Budget):
-        super().__init__(place, state, budget)
-        self.commands: list[Command] = []
-        self.notes: list[str] = []
-        self.uncertain: list[str] = []
-        self.outer: tuple[Word, ...] = ()
-
+class Shell(Commands):
     def with_placeholders(self, text: str) -> str:
         """A script in which every placeholder is a mark of an unknown piece."""
 
@@ -111,18 +90,14 @@ class Shell(Expander):
         while waiting:
             node = waiting.pop()
             if node.is_missing or node.type == "ERROR":
-                text = _text(node)
+                text = node_text(node)
                 line = source.line(node.start_byte)
                 if "--" in text or node.is_missing or node is root:
-                    detail = f"line {line} is not shell: {_short(text) or 'something is missing'}"
+                    detail = f"line {line} is not shell: {short(text) or 'something is missing'}"
                     raise error("F011", place=f"{self.place}:{line}", detail=detail)
-                self.note(f"line {line} is not read as shell: {_short(text)}")
+                self.note(f"line {line} is not read as shell: {short(text)}")
             elif node.has_error:
                 waiting += node.children
-
-    def note(self, text: str) -> None:
-        if text not in self.notes and len(self.notes) < 50:
-            self.notes.append(text)
 
     # --- statements --------------------------------------------------------------------------------------------------
     def body(self, node: "Node", source: Source, skip: int = 0) -> bool | None:
@@ -146,7 +121,7 @@ class Shell(Expander):
     def _variable_assignment(self, node: "Node", source: Source, line: int) -> bool:
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
         adds = any(child.type == "+=" for child in node.children)
-        key = _text(name) if name else ""
+        key = node_text(name) if name else ""
         found: Value | list[Value]
         if value is None:
             found = ()
@@ -191,12 +166,12 @@ class Shell(Expander):
             elif child.is_named and child.type in ("string", "concatenation"):  # export "NAME=value"
                 name, equals, _ = shown(self.value(child, source)).partition("=")
                 if equals and name.isidentifier():
-                    self.state.variables[name] = _after(self.value(child, source), len(name) + 1)
+                    self.state.variables[name] = after(self.value(child, source), len(name) + 1)
         return True
 
     def _unset_command(self, node: "Node", source: Source, line: int) -> bool:
         for child in node.children[1:]:
-            self.state.variables.pop(_text(child), None)
+            self.state.variables.pop(node_text(child), None)
         return True
 
     def _program(self, node: "Node", source: Source, line: int) -> bool | None:
@@ -228,7 +203,7 @@ class Shell(Expander):
         left, operator, right = node.children[0], node.children[1].type, node.children[-1]
         status = self.statement(left, source)
         if status is None and left.type in ("test_command", "negated_command"):
-            self._both(f"line {line}: {_short(_text(left))}", lambda: self.statement(right, source), lambda: None)
+            self._both(f"line {line}: {short(node_text(left))}", lambda: self.statement(right, source), lambda: None)
             return None
         # a program is taken to succeed
         if (status is not False) == RUNS.get(operator, True):
@@ -242,7 +217,7 @@ class Shell(Expander):
     def _function_definition(self, node: "Node", source: Source, line: int) -> bool:
         name, inner = node.child_by_field_name("name"), node.child_by_field_name("body")
         if name is not None and inner is not None:
-            self.state.functions[_text(name)] = (inner, source)
+            self.state.functions[node_text(name)] = (inner, source)
         return True
 
     def _if_statement(self, node: "Node", source: Source, line: int) -> bool | None:
@@ -266,9 +241,9 @@ class Shell(Expander):
 
         if status is None:
             first = conditions[0]
-            text = " ".join(_text(first).split())
+            text = " ".join(node_text(first).split())
             self._both(
-                f"line {source.line(first.start_byte)}: if {_short(text)}", chosen, lambda: self._branches(rest, source)
+                f"line {source.line(first.start_byte)}: if {short(text)}", chosen, lambda: self._branches(rest, source)
             )
         elif status:
             chosen()
@@ -279,14 +254,14 @@ class Shell(Expander):
         """Follow both ways on copies. A way that ends the script does not count for what comes after."""
         before = self.state
         ends: list[State] = []
-        left: _Left | None = None
+        left: Left | None = None
         self.uncertain.append(why)
         for way in (yes, no):
             self.state = before.copy()
             try:
                 way()  # type: ignore[operator]
                 ends.append(self.state)
-            except _Left as exit_:
+            except Left as exit_:
                 left = exit_
         self.uncertain.pop()
         self.state = before
@@ -297,7 +272,7 @@ class Shell(Expander):
 
     def _case_statement(self, node: "Node", source: Source, line: int) -> bool | None:
         value = node.child_by_field_name("value")
-        text = self._tested(self.value(value, source)) if value is not None else None
+        text = self.tested(self.value(value, source)) if value is not None else None
         items = [child for child in node.children if child.type == "case_item"]
         if text is None:
             self._cases(items, source, line)
@@ -330,7 +305,7 @@ class Shell(Expander):
         if not given and not any(child.type == "in" for child in node.children):
             values = [Word(value) for value in self.state.positional]
         for word in values:
-            self.state.variables[_text(name) if name else ""] = quoted(word.pieces, False)
+            self.state.variables[node_text(name) if name else ""] = quoted(word.pieces, False)
             if inner is not None and self._round(inner, source):
                 break
         return True
@@ -366,7 +341,7 @@ class Shell(Expander):
         """One round of a loop; True where `break` ends it."""
         try:
             self.statement(inner, source)
-        except _Left as left:
+        except Left as left:
             if left.how in ("break", "continue"):
                 return left.how == "break"
             raise
@@ -391,23 +366,13 @@ class Shell(Expander):
             ):
                 found += self._tokens(child, source)
             elif child.type in ("test_operator", "(", ")", "!", "&&", "||", "==", "=", "!=", "=~", "<", ">"):
-                found.append(_text(child))
+                found.append(node_text(child))
             elif child.is_named:
                 value = self.value(child, source)
-                text = self._tested(value)
+                text = self.tested(value)
                 operator = text in ("-a", "-o", "!", "=", "-eq") and child.type == "word"
                 found.append(text if operator and text is not None else literal(text, 0) if text is not None else value)
         return found
-
-    def _tested(self, value: Value) -> str | None:
-        """The text of a value in a test: a variable that no script sets is empty there."""
-        text = ""
-        for piece in value:
-            if piece.unknown is None:
-                text += piece.text
-            elif not piece.unknown.name or piece.unknown.choices or OUTSIDE.match(piece.unknown.name):
-                return None
-        return text
 
     def _numeric(self, node: "Node", source: Source) -> bool | None:
         return self._compute(node, source, 2)
@@ -430,220 +395,6 @@ class Shell(Expander):
         self.state.variables[name] = self.computed(literal(right, line), text, line)
         return True
 
-    # --- commands ----------------------------------------------------------------------------------------------------
-    def _redirected_statement(self, node: "Node", source: Source, line: int) -> bool | None:
-        inner = node.child_by_field_name("body")
-        document: Value | None = None
-        target: Node | None = None
-        for redirect in _redirects(node):
-            if redirect.type == "heredoc_redirect":
-                document = self._document(redirect, source)
-            elif redirect.type == "file_redirect" and any(c.type in (">", ">|", "&>") for c in redirect.children):
-                descriptor = redirect.child_by_field_name("descriptor")
-                if descriptor is None or _text(descriptor) == "1":
-                    target = redirect.child_by_field_name("destination")
-            elif redirect.type == "file_redirect" and any(c.type == ">>" for c in redirect.children):
-                target = redirect.child_by_field_name("destination")
-        status = self.statement(inner, source) if inner is not None else True
-        if target is not None:
-            self._write(target, inner, document, source, line)
-        elif document is not None and inner is not None and inner.type == "command":
-            command = self._command_words(inner, source)
-            if command and _base(command[0]) in SHELLS:
-                self._nested(document)
-            elif command and _base(command[0]) == "tee":
-                for word in command[1:]:
-                    self.state.files[word.text] = Written(document, line)
-        return status
-
-    def _write(self, target: "Node", inner: "Node | None", document: Value | None, source: Source, line: int) -> None:
-        path = shown(self.value(target, source))
-        if path == "/dev/null":
-            return
-        value = unknown(path, line, f"line {line} would have to be run")
-        if inner is not None and inner.type == "command":
-            command = self._command_words(inner, source)
-            name = _base(command[0]) if command else ""
-            if document is not None and name == "cat":
-                value = document
-            elif name == "echo" and not any(w.text in ("-e", "-n") for w in command[1:2]):
-                value = joined([word.pieces for word in command[1:]])
-        self.state.files[path] = Written(value, line)
-
-    def _document(self, node: "Node", source: Source) -> Value:
-        """A here-document's text, with its expansions."""
-        start = next((child for child in node.children if child.type == "heredoc_start"), None)
-        end = next((child for child in node.children if child.type == "heredoc_end"), None)
-        inner = next((child for child in node.children if child.type == "heredoc_body"), None)
-        if start is None or inner is None:
-            return ()
-        first = source.data.find(b"\n", start.end_byte) + 1
-        last = end.start_byte if end is not None else inner.end_byte
-        if re.search(rb"['\"\\]", start.text or b""):
-            text = source.data[first:last].decode(errors="replace")
-            return literal(text, source.line(first))
-        return quoted(self.between(inner, source, first, last, "heredoc"), False)
-
-    def _command_words(self, node: "Node", source: Source) -> list[Word]:
-        found: list[Word] = []
-        for child in node.children:
-            if child.is_named and child.type not in ("variable_assignment", "comment", "herestring_redirect",
-                                                     "file_redirect", "heredoc_redirect"):  # fmt: skip
-                found += self.words(child, source)
-        return found
-
-    def _command_name(self, node: "Node", source: Source, line: int) -> None:
-        return None
-
-    def _command(self, node: "Node", source: Source, line: int) -> bool | None:
-        own = [child for child in node.children if child.type == "variable_assignment"]
-        found = self._command_words(node, source)
-        if not found:
-            for child in own:
-                self.statement(child, source)
-            return True
-        before = self.state.variables
-        if own:  # NAME=value command: the value holds for this command alone
-            self.state.variables = dict(before)
-            for child in own:
-                self.statement(child, source)
-        try:
-            return self.run(found, line)
-        finally:
-            if own:
-                self.state.variables = before
-
-    def run(self, found: list[Word], line: int) -> bool | None:
-        name = _base(found[0])
-        builtin = getattr(self, f"_run_{name}", None) if name.isidentifier() else None
-        if name in self.state.functions:
-            return self._call(name, found[1:], line)
-        if name in ("true", ":"):
-            return True
-        if name == "false":
-            return False
-        if name in ("[", "test"):
-            tokens: list[str | Value] = []
-            for word in found[1:]:
-                text = self._tested(word.pieces)
-                operator = text is not None and re.fullmatch(r"-\w+|=|==|!=|!|\]", text)
-                tokens += (
-                    []
-                    if text == "]"
-                    else [text if operator and text else word.pieces if text is None else literal(text, 0)]
-                )
-            return Test(tokens[::-1], False).choice()
-        if builtin is not None:
-            return cast("bool | None", builtin(found, line))
-        if name == ".":
-            return self._run_source(found, line)
-        inner = _inner_script(found)
-        if inner is not None:
-            before, self.outer = self.outer, (*self.outer, *found[:inner])
-            self._nested(found[inner].pieces)
-            self.outer = before
-            return None
-        self._record(found, line)
-        return None
-
-    def _record(self, found: Sequence[Word], line: int) -> None:
-        if len(self.commands) >= MOST_COMMANDS:
-            raise error("F012", place=f"{self.place}:{line}", detail=f"more than {MOST_COMMANDS:,} programs started")
-        # a launch that a script puts together from variables stands in their lines; it starts in this one
-        variables = {name: value for name, value in self.state.variables.items() if isinstance(value, tuple)}
-        self.commands.append(Command(tuple(found), line, "; ".join(self.uncertain), variables, self.outer))
-
-    def _nested(self, value: Value) -> None:
-        """A text that a shell of its own would read."""
-        before = self.state
-        self.state = before.copy()
-        with suppress(_Left):
-            self.program(self.as_source(value))
-        before.files = self.state.files
-        self.state = before
-
-    def _call(self, name: str, arguments: list[Word], line: int) -> bool | None:
-        inner, source = self.state.functions[name]
-        self.budget.enter(line)
-        before = self.state.positional
-        self.state.positional = [quoted(word.pieces, False) for word in arguments]
-        status: bool | None = None
-        try:
-            status = self.statement(inner, source)
-        except _Left as left:
-            if left.how != "return":
-                raise
-        self.state.positional = before
-        self.budget.leave()
-        return status
-
-    def _run_eval(self, found: list[Word], line: int) -> bool | None:
-        self.program(self.as_source(joined([word.pieces for word in found[1:]])))
-        return None
-
-    def _run_exit(self, found: list[Word], line: int) -> bool:
-        raise _Left("exit", line)
-
-    def _run_return(self, found: list[Word], line: int) -> bool:
-        raise _Left("return", line)
-
-    def _run_break(self, found: list[Word], line: int) -> bool:
-        raise _Left("break", line)
-
-    def _run_continue(self, found: list[Word], line: int) -> bool:
-        raise _Left("continue", line)
-
-    def _run_shift(self, found: list[Word], line: int) -> bool:
-        count = found[1].text if len(found) > 1 else "1"
-        if count.isdigit() and int(count) <= len(self.state.positional):
-            self.state.positional = self.state.positional[int(count) :]
-            return True
-        return False
-
-    def _run_set(self, found: list[Word], line: int) -> bool:
-        texts = [word.text for word in found]
-        if "--" in texts:
-            self.state.positional = [quoted(word.pieces, False) for word in found[texts.index("--") + 1 :]]
-        return True
-
-    def _run_read(self, found: list[Word], line: int) -> bool | None:
-        for word in found[1:]:
-            if word.text.isidentifier():
-                why = f"line {line} reads it while the script runs"
-                self.state.variables[word.text] = unknown(f"${word.text}", line, why, word.text)
-        return None
-
-    def _run_getopts(self, found: list[Word], line: int) -> bool:
-        """One more option of the positional arguments; False behind the last."""
-        if len(found) < 3:
-            return False
-        known_letters, name, state = found[1].text, found[2].text, self.state
-        at = int(shown(state.scalar("OPTIND") or literal("1", line)))
-        given = shown(state.positional[at - 1]) if at <= len(state.positional) else ""
-        if len(given) < 2 or given[0] != "-" or given == "--":
-            return False
-        letter, value = given[1], given[2:]
-        takes = f"{letter}:" in known_letters
-        state.variables[name] = literal(letter if letter in known_letters else "?", line)
-        if takes:
-            at += not value
-            value = value or (shown(state.positional[at - 1]) if at <= len(state.positional) else "")
-            state.variables["OPTARG"] = literal(value, 0)
-        state.variables["OPTIND"] = literal(str(at + 1), line)
-        return True
-
-    def _run_let(self, found: list[Word], line: int) -> bool | None:
-        for word in found[1:]:
-            name, equals, right = word.text.partition("=")
-            if equals and name.isidentifier():
-                self.state.variables[name] = self.computed(literal(right, line), word.text, line)
-        return True
-
-    def _run_source(self, found: list[Word], line: int) -> bool | None:
-        path = found[1].text if len(found) > 1 else ""
-        self.note(f"line {line} takes in {path}, which is not read here; what it sets is unknown")
-        return None
-
 
 def _branch(node: "Node") -> "tuple[list[Node], list[Node]]":
     """The conditions and the statements of an `if`, `elif` or `else`."""
@@ -658,43 +409,3 @@ def _branch(node: "Node") -> "tuple[list[Node], list[Node]]":
         elif child.is_named and child.type != "comment":
             (statements if begun else conditions).append(child)
     return conditions, statements
-
-
-def _redirects(node: "Node") -> "list[Node]":
-    """Every redirect of a statement; the one to a file may stand inside that of a here-document."""
-    found = [child for child in node.children if child.type.endswith("_redirect")]
-    return found + [inner for child in found for inner in child.children if inner.type == "file_redirect"]
-
-
-def _inner_script(found: Sequence[Word]) -> int | None:
-    """Which word is a script for `bash -c`, or for `sbatch --wrap`."""
-    if _base(found[0]) == "sbatch":
-        return next((n + 1 for n, word in enumerate(found[:-1]) if word.text == "--wrap"), None)
-    for number, word in enumerate(found[:-1]):
-        if _base(word) in SHELLS and number + 1 < len(found):
-            for later in range(number + 1, len(found) - 1):
-                option = found[later].text
-                if not option.startswith("-"):
-                    break
-                if re.fullmatch(r"-[a-z]*c", option):
-                    return later + 1
-    return None
-
-
-def _after(value: Value, count: int) -> Value:
-    """A value without its first characters."""
-    found: list[Piece] = []
-    for piece in value:
-        if count >= len(piece.text):
-            count -= len(piece.text)
-        else:
-            found.append(Piece(piece.text[count:], piece.line, piece.quoted, piece.unknown))
-            count = 0
-    return tuple(found)
-
-
-def _base(word: Word) -> str:
-    return word.text.rsplit("/", 1)[-1]
-
-
-__all__ = ["Command", "Script", "follow", "words"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from steelyard.spec.errors import error
-from steelyard.translate.text import Piece, Unknown, Value, Word, joined, shown
+from steelyard.translate.text import Piece, Unknown, Value, Word, joined
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -134,6 +134,3 @@ def _choices(value: Value) -> Iterator[Value]:
 
 def unknown(text: str, line: int, why: str, name: str = "") -> Value:
     return (Piece(text, line, unknown=Unknown(why, name)),)
-
-
-__all__ = ["MARK", "Budget", "Command", "Source", "State", "Written", "merged", "shown", "unknown"]

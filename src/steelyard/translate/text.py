@@ -111,3 +111,15 @@ def joined(values: Sequence[Value]) -> Value:
             pieces.append(Piece(" ", value[0].line if value else 0))
         pieces += value
     return tuple(pieces)
+
+
+def after(value: Value, count: int) -> Value:
+    """A value without its first characters."""
+    found: list[Piece] = []
+    for piece in value:
+        if count >= len(piece.text):
+            count -= len(piece.text)
+        else:
+            found.append(Piece(piece.text[count:], piece.line, piece.quoted, piece.unknown))
+            count = 0
+    return tuple(found)
