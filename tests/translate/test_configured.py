@@ -1,8 +1,12 @@
 """Configuration files of other frameworks: GPT-NeoX, TorchTitan, nanotron, Hugging Face's arguments."""
 
+import random
+
 import pytest
 
-from steelyard.spec import UserError
+from steelyard.spec import UserError, resolve
+from steelyard.translate import into
+from tests.translate.conftest import SCRIPTS
 
 
 def test_gpt_neox(script):
@@ -105,3 +109,45 @@ def test_libai_forms(text):
     assert (found.values["batch"]["micro_batch_size"], found.values["batch"]["global_batch_size"]) == (2, 16)
     assert (found.values["parallel"]["zero"], found.values["parallel"]["stages"]) == (1, [6, 6])
     assert [row.flag for row in found.refused] == ["nonsense"]
+
+
+def test_mangled_files_end_in_an_error_of_ours():
+    """Bits of every sample taken out, doubled or put in: a translation, or a UserError, never anything else."""
+    generator = random.Random(0)
+    kinds = (".sh", ".slurm", ".py", ".yml", ".yaml", ".toml")
+    names = [path for path in sorted(SCRIPTS.rglob("*")) if path.suffix in kinds]
+    bits = [
+        '"',
+        "'",
+        "$",
+        "${",
+        "}",
+        "(",
+        "((",
+        "\\",
+        "\n",
+        "<<EOF\n",
+        "|",
+        "=",
+        "--x",
+        "[",
+        "{",
+        " nan ",
+        " 1e999 ",
+        ": ",
+    ]
+    read = 0
+    for number in range(600):
+        path = names[number % len(names)]
+        text = path.read_text()
+        for _ in range(generator.randint(1, 5)):
+            at = generator.randrange(len(text))
+            cut = generator.choice([0, generator.randint(1, 30)])
+            text = text[:at] + generator.choice(["", *bits]) + text[at + cut :]
+        try:
+            found = into.of_text(text, path, ["configs/gpt2_nl24.py", "8"] if path.name == "args_libai.sh" else ["8"])
+            resolve(dict(found.values), {}, ["model.vocab_size=50257"], found.world)
+            read += 1
+        except UserError:
+            pass
+    assert read > 100

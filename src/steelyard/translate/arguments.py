@@ -44,6 +44,9 @@ def of_words(
             values = named(megatron.trained(values, weighed.arguments), source)
         except UserError as failure:
             weighed.problems += failure.problems
+        except (ArithmeticError, KeyError, TypeError, ValueError) as failure:
+            detail = f"a value is none that the framework has: {failure}"
+            weighed.problems.append(problem("F018", place=source, path=source, detail=detail, advice="correct it"))
     world, said = _ranks(started, values)
     notes = [
         *weighed.notes,

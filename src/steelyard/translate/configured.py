@@ -40,13 +40,14 @@ def of_file(text: str, path: Path, started: Launch | None = None) -> Translation
 
 
 def _translated(module: ModuleType, given: Settings, path: Path, started: Launch | None) -> Translation:
-    world = (started.world if started else None) or module.world(given)
+    world = started.world if started else None
     rows = [*(started.rows if started else ()), *module.table(given).rows(given)]
     try:
+        world = world or module.world(given)
         values, problems = module.values(given, world), []
     except UserError as failure:
         values, problems = {}, failure.problems
-    except (TypeError, ValueError) as failure:
+    except (ArithmeticError, TypeError, ValueError) as failure:
         raise error("F018", place=given.place, path=given.place, detail=f"a value has the wrong kind: {failure}",
                     advice="numbers stand without quotes") from None  # fmt: skip
     values = named(values, str(path))
@@ -69,7 +70,13 @@ def of_trainer(words: Sequence[Told], folder: Path, source: str, started: Launch
         "it here",
                     advice="put it beside the script, or give config_name a path")  # fmt: skip
     world = started.world if started else None
-    values = named(huggingface.values(given, huggingface_model.read(found)["model"], None, world), source)
+    model = huggingface_model.read(found)["model"]
+    problems = huggingface.problems(list(words))
+    try:
+        values = {} if problems else named(huggingface.values(given, model, None, world), source)
+    except ValueError as failure:
+        raise error("F018", place=source, path=source, detail=f"a value has the wrong kind: {failure}",
+                    advice="correct the value") from None  # fmt: skip
     notes = [
         f"the weights that {name} may hold are not loaded: training starts anew",
         *(started.notes if started else ()),
@@ -77,7 +84,7 @@ def of_trainer(words: Sequence[Told], folder: Path, source: str, started: Launch
     if given.get("deepspeed"):
         notes.append("DeepSpeed's JSON is not read for this trainer: its ZeRO stage is given as parallel.zero")
     return Translation(huggingface.NAME, source, values, origins(values, rows, f"default of {huggingface.NAME}"),
-                       tuple(rows), world, tuple(notes))  # fmt: skip
+                       tuple(rows), world, tuple(notes), tuple(problems))  # fmt: skip
 
 
 def of_libai_launch(started: Launch, script: Script | None, path: Path, at: int) -> Translation:

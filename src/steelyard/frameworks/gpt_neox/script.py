@@ -108,7 +108,10 @@ def table(given: Settings) -> Table:
     """Full attention in every layer is what is known here; it may be written out."""
     config = given.get("attention_config")
     full = isinstance(config, list) and all(
-        isinstance(row, list) and row and set(row[0]) <= {"global", "flash"} for row in config
+        isinstance(row, list)
+        and row
+        and set(map(str, row[0] if isinstance(row[0], list) else row[:1])) <= {"global", "flash"}
+        for row in config
     )
     return Table(
         TABLE.translated,

@@ -8,6 +8,7 @@ from typing import Any
 
 from steelyard.frameworks.fates import Row, Told
 from steelyard.frameworks.settings import Settings, Table
+from steelyard.spec.errors import Problem, problem
 
 NAME = "Hugging Face Trainer"
 MARKS = ("per_device_train_batch_size", "model_name_or_path", "config_name", "output_dir")
@@ -84,6 +85,20 @@ def rows(words: list[Told], settings: Settings) -> list[Row]:
         if length:
             row = Row(key, row.value, "irrelevant", "", "max_steps decides the length", row.place)
         found.append(Row(f"--{key}", row.value, row.fate, row.key, row.why, row.place))
+    return found
+
+
+def problems(words: list[Told]) -> list[Problem]:
+    """Values that the run depends on and that only a run of the script would tell."""
+    found, flag = [], ""
+    for word in words:
+        if word.text.startswith("--"):
+            flag = word.text[2:].replace("-", "_")
+        name = flag.partition("=")[0]
+        if word.unknown and TABLE.translated.get(name, "data.train") not in ("data.train", "model.kind"):
+            advice = f"give --env {word.variable}=..." if word.variable else "write it into the script"
+            found.append(problem("F014", f"--{name}", word.place, flag=f"--{name}", value=word.text, why=word.unknown,
+                                 advice=advice))  # fmt: skip
     return found
 
 

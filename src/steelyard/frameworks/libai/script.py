@@ -6,6 +6,7 @@ set. Everything else stays unknown, which is an error where the run depends on i
 
 import ast
 import operator
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,7 +68,9 @@ def read(
     """Raises UserError F018."""
     found = settings or Settings()
     try:
-        tree = ast.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            tree = ast.parse(text)
         for statement in tree.body:
             _statement(statement, place, load, found, depth)
     except (SyntaxError, ValueError) as failure:

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,10 @@ def typed(flag: flags.Flag, value: Any, source: str) -> Any:
             return [str(v) for v in value] if isinstance(value, list) else str(value).split()
         if value is True or isinstance(value, list):
             raise ValueError
-        return {"int": int, "float": float, "text": str}[flag.kind](value)
+        found = {"int": int, "float": float, "text": str}[flag.kind](value)
+        if flag.kind == "float" and not isfinite(found):
+            raise ValueError
+        return found
     except (ValueError, TypeError):
         raise error("F004", f"--{flag.name}", source, flag=f"--{flag.name}", kind=flag.kind, value=value) from None
 
@@ -288,14 +292,22 @@ def _stages(given: Arguments, pipeline: int, virtual: int) -> list[int] | None:
     return [ranks[rank] // virtual for _ in range(virtual) for rank in range(pipeline)]
 
 
-def _batch(given: Arguments) -> dict[str, Any]:
+def _ramp(given: Arguments) -> list[int] | None:
     ramp = given["rampup-batch-size"]
+    try:
+        return [int(n) for n in ramp] if ramp else None
+    except ValueError:
+        raise error("F004", "--rampup-batch-size", given.place("rampup-batch-size"), flag="--rampup-batch-size",
+                    kind="three whole numbers", value=" ".join(ramp)) from None  # fmt: skip
+
+
+def _batch(given: Arguments) -> dict[str, Any]:
     return {
         "micro_batch_size": given["micro-batch-size"],
         "global_batch_size": given["global-batch-size"],
         # without a global batch Megatron takes one micro-batch for each data rank
         "accumulation": None if given["global-batch-size"] else 1,
-        "ramp": [int(n) for n in ramp] if ramp else None,
+        "ramp": _ramp(given),
         "loss_mean": "tokens" if given["calculate-per-token-loss"] else "micro_batches",
     }
 
