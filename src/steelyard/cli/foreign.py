@@ -42,9 +42,15 @@ def behind(context: typer.Context) -> list[str]:
 
 def is_foreign(path: Path) -> bool:
     """Whether a file is what another framework is started with."""
+    if not path.is_file():
+        return False
+    if path.suffix == ".toml":  # a run file, all but always: what reads scripts need not be loaded for it
+        with path.open("rb") as file:
+            if b"flavor" not in file.read(4096):
+                return False
     from steelyard.translate import into
 
-    return path.is_file() and into.is_foreign(path)
+    return into.is_foreign(path)
 
 
 def translation(path: Path, arguments: list[str], environment: list[str] | None, choice: int | None) -> "Translation":
