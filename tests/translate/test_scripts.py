@@ -199,6 +199,22 @@ def test_json_that_is_none(text):
     assert found.problems[0].place == "run.sh:85"
 
 
+def test_json_in_a_folder_that_only_a_run_could_tell(text, tmp_path):
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "gradient_clipping": 2.0}')
+    flags = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --lr 1e-3 --train-iters 9"
+    found = text(f"here=$(dirname $(realpath $0))\ndeepspeed --num_gpus 2 pretrain_gpt.py {flags} --clip-grad 2.0 "
+                 "--deepspeed --deepspeed_config $here/ds.json\n")  # fmt: skip
+    assert found.values["parallel"]["zero"] == 3 and not found.problems
+    assert next(row.place for row in found.rows if row.flag == "gradient_clipping").endswith("ds.json:1")
+
+
+def test_traps_are_those_of_the_framework(script):
+    """The forks follow the ramp and --checkpoint-activations to this day; Megatron-LM does not."""
+    fork = " ".join(script("heredoc.sh").found.notes)
+    assert "--zero-stage only decides" in fork and "Megatron-LM" not in fork
+    assert "Megatron-LM since 2022 stops" in " ".join(script("positional.sh").found.notes)
+
+
 def test_two_trainings(text):
     body = "".join(f"python pretrain_gpt.py --num-layers {n} --hidden-size 64\n" for n in (2, 4))
     with pytest.raises(UserError, match=r"F016.*2 different trainings, in the lines 1, 2"):

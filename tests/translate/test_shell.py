@@ -91,6 +91,20 @@ def test_a_test_that_cannot_be_decided():
     assert known(leaves[1].pieces) == "2"
 
 
+@pytest.mark.parametrize("added", ["A+=(--load x)", 'A="$A --load x"', 'A="$A \\\n --load x"'])
+def test_only_what_a_branch_adds_is_undecided(added):
+    first = "A=(--x 1)" if "(" in added else 'A="--x 1"'
+    expanded = '"${A[@]}"' if "(" in added else "$A"
+    later = added.replace("load", "save")
+    text = f"{first}\nif [ -d a ]; then {added}; fi\nif [ -d b ]; then {later}; fi\nrun {expanded} end"
+    words = follow(text, "x.sh").commands[-1].words
+    assert [known(w.pieces) for w in words] == ["run", "--x", "1", None, None, "end"]
+    assert [[shown(v).split() for v in w.unknown.choices] for w in words[3:5]] == [
+        [["--load", "x"], []], [["--save", "x"], []]]  # fmt: skip
+    inside = follow("N=run\nif [ -d a ]; then N=${N}_1; fi\nrun $N", "x.sh").commands[-1].words
+    assert [shown(v) for v in inside[1].unknown.choices] == ["run_1", "run"]
+
+
 def test_lines():
     words = follow('A="--x 1 \\\n   --y 2"\nrun --z 3 \\\n  $A', "x.sh").commands[-1].words
     assert [word.line for word in words] == [3, 3, 3, 1, 1, 2, 2]

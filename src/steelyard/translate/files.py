@@ -30,8 +30,10 @@ def named(path: str, script: Script | None, beside: Path) -> Text | None:
                 value = script.state.files[name].value
                 if len(value) != 1 or not value[0].unknown:  # else a program would write it
                     return _written(path, value, script.source)
-    for folder in (beside, beside.parent, Path()):
-        found = folder / path
+    folder, _, name = path.rpartition("/")
+    # a folder that only a run could tell, as in $(dirname $0)/ds_config.json, is taken for the script's own
+    names = (path, name) if "$" in folder or "`" in folder else (path,)
+    for found in (folder / name for name in names for folder in (beside, beside.parent, Path())):
         if found.is_file():
             return Text(read(found), str(found))
     return None

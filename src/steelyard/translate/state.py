@@ -4,10 +4,11 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from typing import TYPE_CHECKING, Any
 
 from steelyard.spec.errors import error
-from steelyard.translate.text import Piece, Unknown, Value, Word, joined
+from steelyard.translate.text import Piece, Unknown, Value, Word, joined, shown
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -108,20 +109,41 @@ def merged(before: State, one: State, other: State, why: str) -> None:
             if name in a and name in b and a[name] == b[name]:
                 found[name] = a[name]
             elif kind == "variables":
-                found[name] = _either(name, [_flat(side.get(name)) for side in (a, b)], why)
+                found[name] = _either(name, a.get(name), b.get(name), why)
             else:
                 found[name] = a.get(name, b.get(name))
         setattr(before, kind, found)
     before.positional = one.positional
 
 
-def _flat(value: Value | list[Value] | None) -> Value:
-    return joined(value) if isinstance(value, list) else value or ()
+def _either(name: str, one: Any, other: Any, why: str) -> Value | list[Value]:
+    """What two ways leave in a variable. What both begin with stays known: of `A+=(--load x)` in one of two branches
+    only the added words are undecided."""
+    if isinstance(one, list) or isinstance(other, list):
+        lists = [side if isinstance(side, list) else [side] if side else [] for side in (one, other)]
+        same = _alike(*lists)
+        return [*lists[0][:same], _undecided(name, [joined(side[same:]) for side in lists], why)]
+    values: list[Value] = [one or (), other or ()]
+    same = _alike(*values)
+    tails = [value[same:] for value in values]
+    begun = values[0][:same]
+    if not begun or not all(shown(tail)[:1] in ("", " ", "\t", "\n") for tail in tails):  # within a word
+        return _undecided(name, values, why)
+    return (*begun, Piece(" ", begun[-1].line), *_undecided(name, tails, why))
 
 
-def _either(name: str, choices: list[Value], why: str) -> Value:
-    flat = tuple(inner for value in choices for inner in _choices(value))
+def _alike(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many elements two sequences begin with alike."""
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _undecided(name: str, choices: list[Value], why: str) -> Value:
+    flat = tuple(inner for value in choices for inner in _choices(_without_blanks(value)))
     return (Piece(f"${name}", next((p.line for v in flat for p in v), 0), unknown=Unknown(why, name, flat)),)
+
+
+def _without_blanks(value: Value) -> Value:
+    return tuple(dropwhile(lambda piece: not piece.unknown and not piece.text.strip(), value))
 
 
 def _choices(value: Value) -> Iterator[Value]:

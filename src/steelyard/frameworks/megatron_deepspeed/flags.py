@@ -4,6 +4,7 @@ Dead flags are those that the forks read nowhere. Source: Megatron-DeepSpeed `me
 BigScience) and of 2024 (Microsoft), DeepSpeed `deepspeed/__init__.py`.
 """
 
+from dataclasses import replace
 from functools import cache
 
 from steelyard.frameworks.megatron import flags as megatron
@@ -78,18 +79,20 @@ TRAPS = {
     "parameter count depends on the code's date",
     "train-tokens": "BigScience's fork reads --train-tokens nowhere; Microsoft's also ends the run after so many "
     "tokens",
-    "position-embedding-type": "alibi's table has the micro-batch and sequence length of training in it",
     "contigious-checkpointing": "the flag is spelled so",
     "codecarbon-dir": "--codecarbon-dir writes nothing: its function returns at once",
     "glu-activation": "the width is not reduced for the gate: --ffn-hidden-size is that of each of the two projections",
 }
+# Megatron-LM's traps that the forks do not have: they follow both flags to this day.
+OTHERS = ("rampup-batch-size", "checkpoint-activations")
 
 
 @cache
 def table() -> dict[str, Flag]:
     """Megatron-LM's flags and the forks' own."""
     own = [*TRANSLATED, *megatron.told(IRRELEVANT, REFUSED, UNTRAINED)]
-    return megatron.table() | megatron.named(own, TRAPS)
+    shared = {name: replace(row, trap="") if row.name in OTHERS else row for name, row in megatron.table().items()}
+    return shared | megatron.named(own, TRAPS)
 
 
 def find(name: str) -> Flag | None:
