@@ -429,32 +429,32 @@ CATALOGUE: dict[str, Wording] = {
     "F011": Wording(
         "cannot read this as a launch script: {detail}",
         "give a shell script that starts a training, or its arguments as one list",
-        "Launch scripts are read with a grammar of bash. Text that is not shell, or far larger than a script that a person "
-        "wrote, is refused.",
+        "Launch scripts are read with a grammar of bash. Text that is not shell, or far larger than a script that a "
+        "person wrote, is refused.",
     ),
     "F012": Wording(
         "the script cannot be followed to its end: {detail}",
         "give the arguments of the training itself, as one list",
-        "A script is followed without being run: loops, functions and values are worked out within fixed bounds, so that "
-        "no script can hang or fill the memory.",
+        "A script is followed without being run: loops, functions and values are worked out within fixed bounds, so "
+        "that no script can hang or fill the memory.",
     ),
     "F013": Wording(
         "the script ends here before it starts a training; {count} arguments were given",
-        "write the script's own arguments behind --, for example `steelyard translate pretrain.sh -- 8 1 1 8 64 100`, or "
-        "--env NAME=value for a variable that it takes from the environment",
+        "write the script's own arguments behind --, for example `steelyard translate pretrain.sh -- 8 1 1 8 64 100`, "
+        "or --env NAME=value for a variable that it takes from the environment",
         "Scripts check their arguments and leave when one is missing.",
     ),
     "F014": Wording(
         "{flag} is {value}, and {why}",
         "{advice}",
-        "A launch script is followed without being run. A value that only a run would tell is an error where the training "
-        "depends on it; where it does not, it is left as it stands.",
+        "A launch script is followed without being run. A value that only a run would tell is an error where the "
+        "training depends on it; where it does not, it is left as it stands.",
     ),
     "F015": Wording(
         "{path} starts no training that is known here{detail}",
         "give a script that runs Megatron-LM's, Megatron-DeepSpeed's or LiBai's training program, or its arguments",
-        "The training is found by its program (pretrain*.py, train*.py, run_*.py) behind python, torchrun, deepspeed, srun "
-        "and the like.",
+        "The training is found by its program (pretrain*.py, train*.py, run_*.py) behind python, torchrun, deepspeed, "
+        "srun and the like.",
     ),
     "F016": Wording(
         "the script starts {count} different trainings, in the lines {lines}",
@@ -464,8 +464,8 @@ CATALOGUE: dict[str, Wording] = {
     "F017": Wording(
         "{first} and {second} contradict each other: {detail}",
         "make them equal; {advice}",
-        "A DeepSpeed job has two sources of truth, the flags of the program and DeepSpeed's JSON. Where both speak they must "
-        "agree: which of the two wins differs from value to value.",
+        "A DeepSpeed job has two sources of truth, the flags of the program and DeepSpeed's JSON. Where both speak they "
+        "must agree: which of the two wins differs from value to value.",
     ),
     "F018": Wording(
         "cannot read {path}: {detail}",
