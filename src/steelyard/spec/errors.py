@@ -464,8 +464,8 @@ CATALOGUE: dict[str, Wording] = {
     "F017": Wording(
         "{first} and {second} contradict each other: {detail}",
         "make them equal; {advice}",
-        "A DeepSpeed job has two sources of truth, the flags of the program and DeepSpeed's JSON. Where both speak they "
-        "must agree: which of the two wins differs from value to value.",
+        "A DeepSpeed job has two sources of truth, the flags of the program and DeepSpeed's JSON. Where both speak "
+        "they must agree: which of the two wins differs from value to value.",
     ),
     "F018": Wording(
         "cannot read {path}: {detail}",
