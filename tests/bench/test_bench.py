@@ -3,16 +3,19 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
-from steelyard.bench import arm, process, summary
+from steelyard.bench import arm, matrix, peak, process, summary, window
 from steelyard.cli.main import app
 from steelyard.predict import flops
 from steelyard.record.read import read_folder
+from steelyard.record.schema import Step
 from steelyard.spec import UserError, load
 from steelyard.spec.bench import Bench
 
@@ -55,6 +58,12 @@ def gone(pid):
             return True
         time.sleep(0.1)
     return False
+
+
+@pytest.fixture
+def no_peak(monkeypatch):
+    """The peak is measured in a process that imports torch; not where nobody looks at it."""
+    monkeypatch.setattr(peak, "measure", lambda dtype: None)
 
 
 def test_a_bench_of_every_kind_of_arm(t1, tmp_path):
@@ -113,7 +122,7 @@ def test_a_bench_of_every_kind_of_arm(t1, tmp_path):
     assert "refused" in again.output
 
 
-def test_what_hangs_is_ended_with_its_children(t1, tmp_path):
+def test_what_hangs_is_ended_with_its_children(t1, tmp_path, no_peak):
     t1.write_text(t1.read_text() + '[bench.arms]\nnone = ["model.num_layers=0"]\n')
     hangs = f"hangs={program(tmp_path, 'hangs', SLEEPS)}"
     done = bench(t1, "--rounds", 1, "--timeout", 0.05, "--folder", tmp_path / "bench", "--arm", hangs)
@@ -121,7 +130,7 @@ def test_what_hangs_is_ended_with_its_children(t1, tmp_path):
     assert gone(int((tmp_path / "bench" / "rounds" / "hangs-1" / "output.log").read_text().split()[1]))
 
 
-def test_rounds_take_turns(t1, tmp_path):
+def test_rounds_take_turns(t1, tmp_path, no_peak):
     commands = [f"--arm={name}={program(tmp_path, name, GOOD)}" for name in ("a", "b")]
     text = t1.read_text() + '[bench.arms]\nwrong = ["model.num_layers=0"]\n'
     t1.write_text(text)
@@ -130,7 +139,7 @@ def test_rounds_take_turns(t1, tmp_path):
     assert order == ["wrong, round 1", *(f"{name}, round {n}" for n in (1, 2) for name in ("a", "b"))]
     found = json.loads((tmp_path / "bench" / "bench.json").read_text())["arms"]
     assert [one["status"] for one in found] == ["refused", "ok", "ok"]
-    assert found[1]["seconds"]["count"] == 6
+    assert found[1]["seconds"]["n"] == 6
 
 
 def test_an_interrupted_program_leaves_nothing(tmp_path):
@@ -147,6 +156,130 @@ def test_an_interrupted_program_leaves_nothing(tmp_path):
     assert gone(int(log.read_text().split()[1]))
 
 
+ESCAPES = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print("child", child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_children_in_sessions_of_their_own_end_too(tmp_path):
+    """torchrun starts its ranks so; the shell above it ends at once and must not hide them."""
+    path, log = tmp_path / "escapes.py", tmp_path / "log"
+    path.write_text(ESCAPES)
+    ended = process.run(["bash", "-c", f"{sys.executable} {path}; true"], log, 0.05, lambda: True)
+    assert ended.timed_out and gone(int(log.read_text().split()[1]))
+    assert ended.sampled["rss"] > 2**20
+
+
+def test_a_bench_that_is_asked_to_end_ends_its_program(tmp_path):
+    log = tmp_path / "log"
+    text = (
+        "import sys; from pathlib import Path; from steelyard.bench import process\n"
+        f"process.run([sys.executable, '-c', {SLEEPS!r}], Path({str(log)!r}), 1, lambda: True)"
+    )
+    bench = subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.DEVNULL)
+    while not (log.exists() and "child" in log.read_text()):
+        time.sleep(0.1)
+    bench.send_signal(signal.SIGTERM)
+    assert bench.wait(30) != 0 and gone(int(log.read_text().split()[1]))
+
+
+def test_what_a_program_prints_is_in_the_log_at_once(tmp_path):
+    """Its warm-up ends where its steps are seen to; Python writes into files by the block."""
+    seen = []
+    log = tmp_path / "log"
+    text = "import time; print('here'); time.sleep(2.5)"
+    process.run([sys.executable, "-c", text], log, 1, lambda: seen.append(log.read_text()) or True)
+    assert "here" in seen[0]
+
+
+def test_a_device_that_does_not_say_how_busy_it_is_still_says_its_memory(monkeypatch):
+    class Absent(Exception):
+        pass
+
+    def busy(handle):
+        if handle == 1:
+            raise Absent
+        return SimpleNamespace(gpu=40)
+
+    fake = SimpleNamespace(
+        NVMLError=Absent, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 2, nvmlDeviceGetHandleByIndex=lambda n: n,
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=100 + handle), nvmlDeviceGetUtilizationRates=busy,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    assert process._gpus()() == {"device": 101, "gpu_rate": 40}
+
+
+def lines(*numbers):
+    return [Step(n, *[None] * 5, None, 0, 0, 0.5, None) for n in numbers]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "counted"),
+    [
+        ([1, 2, 3, 4, 5, 6, 7], [4, 5, 6, 7]),
+        ([0, 1, 2, 3, 4], [3, 4]),
+        ([10, 20, 30, 40], [20, 30]),  # a line for ten steps
+        ([100, 200, 300], [200]),
+        ([1, 10, 20], [20]),  # TorchTitan's first line
+        ([5010, 5020, 5030], [5020, 5030]),  # resumed
+        ([5001, 5002, 5003, 5004], [5004]),
+        ([20], []),
+        ([], []),
+    ],
+)
+def test_the_window_counts_steps_not_lines(numbers, counted):
+    """A warm-up of three steps and at most 14 behind it."""
+    assert [line.step for line in window._timed(lines(*numbers), 3, 14)] == counted
+    assert window.has_begun(lines(*numbers), 3) == (bool(numbers) and numbers[-1] - window._start(lines(*numbers)) >= 3)
+
+
+def again(folder, run_file, *options):
+    """Another call of the same bench: its lines of rounds."""
+    done = bench(run_file, "--rounds", 1, "--warmup", 2, "--steps", 3, "--folder", folder, *options)
+    return [line for line in done.output.splitlines() if ", round " in line]
+
+
+def test_what_is_kept_of_an_earlier_call(t1, tmp_path, no_peak):
+    """A name with a dot is found again, also in a folder that was moved; a program that was written anew, a limit that
+    was changed, a lost log and a file that is no result are measured again."""
+    t1.write_text(t1.read_text() + '[bench.arms]\nnone = ["model.num_layers=0"]\n')
+    good = f"v1.5={program(tmp_path, 'good', GOOD)}"
+    slow = f"slow={program(tmp_path, 'slow', SLEEPS)}"
+    first = again(tmp_path / "a", t1, "--arm", good, "--arm", slow, "--timeout", 0.04)
+    assert "timed out" in first[2] and not any("earlier" in line for line in first)
+    (tmp_path / "a").rename(tmp_path / "b")
+    kept = again(tmp_path / "b", t1, "--arm", good, "--arm", slow, "--timeout", 0.04)
+    assert all("earlier" in line for line in kept)
+    assert "earlier" not in again(tmp_path / "b", t1, "--arm", good, "--arm", slow, "--timeout", 0.03)[2]
+
+    program(tmp_path, "good", GOOD + "#")
+    assert "earlier" not in again(tmp_path / "b", t1, "--arm", good)[1]
+    (tmp_path / "b" / "rounds" / "v1.5-1" / "output.log").unlink()
+    assert "earlier" not in again(tmp_path / "b", t1, "--arm", good)[1]
+    (tmp_path / "b" / "rounds" / "v1.5-1.json").write_text("[]")
+    assert "earlier" not in again(tmp_path / "b", t1, "--arm", good)[1]
+
+
+def test_the_first_steps_never_count(t1, tmp_path, no_peak):
+    """B06: also where no warm-up is asked for."""
+    t1.write_text(t1.read_text() + '[bench.arms]\nnone = ["model.num_layers=0"]\n')
+    options = ("--rounds", 1, "--warmup", 0, "--steps", 20, "--arm", f"good={program(tmp_path, 'good', GOOD)}")
+    done = bench(t1, "--json", "--folder", tmp_path / "bench", *options)
+    sheet = json.loads(done.stdout)
+    seconds = sheet["arms"][1]["seconds"]
+    assert sheet["warmup"] == 2 and seconds["n"] == 4 and seconds["p10"] > 0.1 > seconds["p90"] - 0.01
+
+
+def test_the_reason_is_the_programs_own_and_not_its_launchers(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("[rank1]: ValueError: wrong shape\nChildFailedError:\n=====\nexitcode  : 1 (pid: 7)\n=====\n")
+    status, reason = matrix._failure(process.Ended(1, False, 1.0), log, 1)
+    assert (status, reason) == ("failed", "exit code 1: [rank1]: ValueError: wrong shape")
+
+
 def test_a_run_that_ends_before_its_window_is_refused(t1):
     found = arm.own("short", t1, ["length.steps=4"], None, Bench(warmup=2, steps=3))
     assert found.ours and "4 steps" in found.refusal and "5" in found.refusal
@@ -154,7 +287,7 @@ def test_a_run_that_ends_before_its_window_is_refused(t1):
 
 def test_a_table_of_cases(tmp_path):
     path = tmp_path / "cases"
-    path.write_text("""
+    path.write_text("""\ufeff
         | nodes | gpus | tensor | pipeline | fp16  | checkpointing | micro | global |
         |-------|------|--------|----------|-------|---------------|-------|--------|
         | 1     | 8    | 1      | 1        | true  | false         | 4     | 32     |
@@ -171,7 +304,7 @@ def test_a_table_of_cases(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("nodes gpus\n", "no case"), ("nodes colour\n1 red\n", "colour"), ("nodes gpus\n1\n", "1 cells"),
+        ("\ufeffnodes gpus\n", "no case"), ("nodes colour\n1 red\n", "colour"), ("nodes gpus\n1\n", "1 cells"),
         ("nodes gpus\n1 x\n", "x"), ("fp16\nperhaps\n", "perhaps"),
     ],
 )  # fmt: skip
@@ -195,5 +328,5 @@ def test_names_are_not_shared(t1, tmp_path):
 
 
 def test_the_spread_of_values():
-    assert summary.spread([1.0, 2.0, 3.0, 4.0, 11.0]) == {"median": 3.0, "p10": 1.4, "p90": 8.2, "count": 5}
-    assert summary.spread([2.0]) == {"median": 2.0, "p10": 2.0, "p90": 2.0, "count": 1}
+    assert summary.spread([1.0, 2.0, 3.0, 4.0, 11.0]) == {"median": 3.0, "p10": 1.4, "p90": 8.2, "n": 5}
+    assert summary.spread([2.0]) == {"median": 2.0, "p10": 2.0, "p90": 2.0, "n": 1}

@@ -14,7 +14,8 @@ from steelyard.spec import UserError, error, load, progress
 from steelyard.spec.bench import Bench
 from steelyard.spec.run import Run
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+NAMES = "a name of at most 100 letters, digits, `.`, `_` and `-`"
 # columns of a table of cases -> the value of the run file that a cell sets
 COLUMNS = {
     "tensor": "parallel.tensor", "pipeline": "parallel.pipeline", "micro": "batch.micro_batch_size",
@@ -38,14 +39,25 @@ class Arm:
 
     @property
     def identity(self) -> str:
-        """The same for arms that would run the same; a result is only kept for its own arm."""
-        what = json.dumps([self.command, self.run.model_dump_json() if self.run else "", self.refusal])
+        """The same for arms that would run the same; a result is only kept for its own arm. Another program is the same
+        while the files that its command names are."""
+        files = [] if self.ours else [_version(Path(word)) for word in self.command]
+        what = json.dumps([self.command, self.run.model_dump_json() if self.run else "", self.refusal, files])
         return hashlib.sha256(what.encode()).hexdigest()[:16]
+
+
+def _version(path: Path) -> list[int]:
+    """What changes when a file is written; nothing where there is none."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return []
+    return [found.st_size, found.st_mtime_ns] if path.is_file() else []
 
 
 def own(name: str, path: Path, values: Sequence[str], world: int | None, rule: Bench) -> Arm:
     """A run file under some values. One that is no legal run, or ends before its window does, becomes a refused arm."""
-    last = rule.warmup + rule.steps
+    last = rule.excluded + rule.steps
     # the window is of training steps alone
     values = (
         *values, "evaluation.every_steps=0", "evaluation.steps=0", "checkpoint.every_steps=0",
@@ -56,7 +68,7 @@ def own(name: str, path: Path, values: Sequence[str], world: int | None, rule: B
         run = load(path, values, world).run
         steps = progress.total_steps(run.length, run.batch, run.model.seq_length)
         if steps < last:
-            raise error("B003", "length", steps=steps, needed=last, warmup=rule.warmup)
+            raise error("B003", "length", steps=steps, needed=last, warmup=rule.excluded)
     except UserError as refused:
         return Arm(name, command, None, "; ".join(p.rule for p in refused.problems) or str(refused))
     return Arm(name, (*command, "--world", str(run.parallel.world_size)), run)
@@ -77,7 +89,7 @@ def named(text: str) -> Arm:
     """`NAME=command`. Raises UserError B001."""
     name, _, command = text.partition("=")
     if not NAME.fullmatch(name.strip()):
-        raise error("B001", place="--arm", text=text, detail="a name of letters, digits, `.`, `_` and `-` comes first")
+        raise error("B001", place="--arm", text=text, detail=f"{NAMES} comes first")
     return foreign(name.strip(), command)
 
 
@@ -85,7 +97,7 @@ def cases(path: Path) -> dict[str, tuple[int, tuple[str, ...]]]:
     """A table of cases: name -> (world, values). Columns: nodes, gpus (a node), tensor, pipeline, fp16, checkpointing,
     micro, global; separated by commas, tabs, bars or blanks. Raises UserError B002."""
     try:
-        lines = [line.strip().strip("|") for line in path.read_text("utf-8").splitlines()]
+        lines = [line.strip().strip("|") for line in path.read_text("utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as failure:
         raise error("B002", place=str(path), detail=getattr(failure, "strerror", None) or "not UTF-8 text") from None
     lines = [line for line in lines if line and not line.startswith("#") and set(line) - set("|-: ")]

@@ -11,11 +11,14 @@ from typing import Any
 
 from steelyard.bench import peak, process, window
 from steelyard.bench.arm import Arm
+from steelyard.frameworks import detect
 from steelyard.record.writer import RunFolder, finite
 from steelyard.spec import UserError
 from steelyard.spec.bench import Bench
 
 MEMORY = re.compile(r"out of memory|not enough memory|can't allocate memory|cannot allocate memory|bad_alloc", re.I)
+# a program's own account of its failure; launchers write their own below it
+RAISED = re.compile(r"(\[?(default|rank)\d+\]?:\s*)*[\w.]*(Error|Exception|Interrupt)\b: *\S")
 TAIL = 64 * 1024  # bytes of a log in which the reason of a failure is looked for
 Result = dict[str, Any]
 
@@ -50,15 +53,23 @@ class Matrix:
         return self.folder / "rounds" / f"{arm.name}-{number + 1}"
 
     def _kept(self, arm: Arm, number: int) -> Result | None:
-        """The result of an earlier call, if it is of the same arm measured in the same way."""
+        """The result of an earlier call, if it is of the same arm measured in the same way and what it was read from
+        is still there. One that was out of time is kept under the same limit only."""
+        folder = self._place(arm, number)
         try:
-            found: Result = json.loads(self._place(arm, number).with_suffix(".json").read_text("utf-8"))
+            found: Result = json.loads((folder.parent / f"{folder.name}.json").read_text("utf-8"))
         except (OSError, ValueError):
             return None
-        return {**found, "kept": True} if found.get("identity") == self._identity(arm) else None
+        if not isinstance(found, dict) or found.get("identity") != self._identity(arm):
+            return None
+        if found["status"] == "timed out" and found["timeout_minutes"] != self.rule.timeout_minutes:
+            return None
+        if found["status"] == "ok" and not (folder / ("run" if arm.ours else "output.log")).exists():
+            return None
+        return {**found, "folder": str(folder), "kept": True}
 
     def _identity(self, arm: Arm) -> str:
-        return f"{arm.identity}-{self.rule.warmup}-{self.rule.steps}"
+        return f"{arm.identity}-{self.rule.excluded}-{self.rule.steps}"
 
     def _write(self, result: Result) -> None:
         self._lock.write_text(f"{Path(result['folder']).name}.json", json.dumps(finite(result), indent=1) + "\n")
@@ -69,6 +80,7 @@ class Matrix:
         result: Result = {
             "arm": arm.name, "round": number + 1, "identity": self._identity(arm), "folder": str(folder),
             "ours": arm.ours, "command": list(arm.command), "status": "ok", "reason": "", "began": time.time(),
+            "timeout_minutes": self.rule.timeout_minutes,
         }  # fmt: skip
         if arm.refusal:
             return {**result, "status": "refused", "reason": arm.refusal}
@@ -96,8 +108,8 @@ class Matrix:
         """Whether fewer steps than the warm-up's can be seen."""
         try:
             if arm.ours:
-                return (record / "metrics.jsonl").read_text("utf-8").count('"kind": "step"') < self.rule.warmup
-            return len(window.detect.read(log).steps) < self.rule.warmup
+                return (record / "metrics.jsonl").read_text("utf-8").count('"kind": "step"') < self.rule.excluded
+            return not window.has_begun(detect.read(log).steps, self.rule.excluded)
         except (OSError, UserError):  # it has said nothing yet
             return True
 
@@ -105,13 +117,13 @@ class Matrix:
         rule = self.rule
         try:
             if arm.run is not None:
-                found = window.of_folder(record, arm.run, rule.warmup)
+                found = window.of_folder(record, arm.run, rule.excluded, rule.steps)
             else:
-                found = window.of_log(log, rule.warmup, rule.steps)
+                found = window.of_log(log, rule.excluded, rule.steps)
         except UserError as failure:
             return {"status": "unreadable", "reason": failure.problems[0].rule if failure.problems else str(failure)}
         if not found.seconds:
-            return {"status": "unreadable", "reason": f"no step after the first {rule.warmup} says how long it took"}
+            return {"status": "unreadable", "reason": f"no step after the first {rule.excluded} says how long it took"}
         return found.as_json()
 
 
@@ -129,7 +141,8 @@ def _failure(ended: process.Ended, log: Path, minutes: float) -> tuple[str, str]
         return "out of memory", short[:300]
     if said and ended.code == 2:
         return ("failed" if said.startswith(("error[L", "error[T")) else "refused"), said[:300]
-    last = lines[-1][:300] if lines else "it said nothing"
+    raised = next((line for line in reversed(lines) if RAISED.match(line)), None)
+    last = (raised or lines[-1])[:300] if lines else "it said nothing"
     how = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
     killed = " (the system's answer to a lack of memory)" if ended.code == -9 else ""
     return "failed", f"{how}{killed}: {last}"

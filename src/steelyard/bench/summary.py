@@ -20,7 +20,7 @@ def as_json(name: str, arms: Sequence[Arm], results: Sequence[Result], rule: Ben
         "schema": SCHEMA,
         "version": VERSION,
         "name": name,
-        "warmup": rule.warmup,
+        "warmup": rule.excluded,
         "steps": rule.steps,
         "rounds": rule.rounds,
         "arms": [_arm(arm, _of(arm.name, results), _of(first, results)) for arm in arms],
@@ -82,7 +82,7 @@ def _arm(arm: Arm, results: list[Result], baseline: list[Result]) -> dict[str, A
 def spread(values: Sequence[float]) -> dict[str, Any]:
     """Median, 10th and 90th percentile, and how many."""
     tenths = quantiles(values, n=10, method="inclusive") if len(values) > 1 else [values[0]] * 9
-    return {"median": median(values), "p10": tenths[0], "p90": tenths[-1], "count": len(values)}
+    return {"median": median(values), "p10": tenths[0], "p90": tenths[-1], "n": len(values)}
 
 
 def _mfu(arm: Arm, good: list[Result], rate: float | None) -> dict[str, Any] | None:

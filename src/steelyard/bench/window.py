@@ -1,6 +1,8 @@
 """The timed window of one round: which steps count, and what they come to."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +34,36 @@ class Window:
         return asdict(self)
 
 
-def of_folder(folder: Path, run: Run, warmup: int) -> Window:
+def has_begun(steps: Sequence[Step], warmup: int) -> bool:
+    """Whether the first `warmup` steps of a program are done, as far as its log goes."""
+    return bool(steps) and steps[-1].step - _start(steps) >= warmup
+
+
+def _start(steps: Sequence[Step]) -> int:
+    """The number before a program's first step: steps count from 0 or from 1, a line may stand for many, and a run may
+    have resumed."""
+    if steps[0].step <= 1 or len(steps) == 1:
+        return min(0, steps[0].step - 1)
+    return steps[0].step - (steps[1].step - steps[0].step)
+
+
+def _timed(steps: Sequence[Step], warmup: int, count: int) -> list[Step]:
+    """The lines that stand for the `count` steps after the first `warmup`. Where a line stands for several steps, the
+    window begins with the first one that holds no step of the warm-up; what the first line holds nobody knows."""
+    first = _start(steps) + warmup if steps else 0
+    behind = [(before.step, line) for before, line in pairwise(steps) if before.step >= first]
+    return [line for before, line in behind if before < behind[0][0] + count and line.seconds]
+
+
+def of_folder(folder: Path, run: Run, warmup: int, count: int) -> Window:
     """The window of a run of ours. Raises UserError R001 to R003."""
     record = read_folder(folder)
     told: dict[str, Any] = next((e.detail for e in record.events if e.what == "memory"), {})
-    return _window(
-        record, run, warmup, run.parallel.world_size, list(told.get("ranks", [])),
-        told.get("checked", {}),
-    )  # fmt: skip
+    timed, ranks = _timed(record.steps, warmup, count), list(told.get("ranks", []))
+    return _window(record, run, timed, run.parallel.world_size, ranks, told.get("checked", {}))
 
 
-def of_log(log: Path, warmup: int, steps: int) -> Window:
+def of_log(log: Path, warmup: int, count: int) -> Window:
     """The window of another program's log. Raises UserError K001 to K003 where nobody can read it."""
     record = detect.read(log)
     try:
@@ -50,15 +71,14 @@ def of_log(log: Path, warmup: int, steps: int) -> Window:
     except UserError:
         run = None  # a log that does not say its shapes has no FLOPs
     devices = run.parallel.world_size if run else None
-    record.steps[warmup + steps :] = []
-    return _window(record, run, warmup, devices, [record.ranks[rank] for rank in sorted(record.ranks)], {})
+    ranks = [record.ranks[rank] for rank in sorted(record.ranks)]
+    return _window(record, run, _timed(record.steps, warmup, count), devices, ranks, {})
 
 
 def _window(
-    record: Record, run: Run | None, warmup: int, devices: int | None,
+    record: Record, run: Run | None, counted: list[Step], devices: int | None,
     ranks: list[dict[str, int]], checked: dict[str, dict[str, int]],
 ) -> Window:  # fmt: skip
-    counted = [step for step in record.steps[warmup:] if step.seconds]
     size = _batch(counted, record, run)
     length = run.model.seq_length if run else record.config.get("model", {}).get("seq_length")
     tokens = size * length if size and isinstance(length, int) else _tokens(counted)

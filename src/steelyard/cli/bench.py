@@ -60,8 +60,8 @@ def bench(
 
     given = {"warmup": warmup, "steps": steps, "rounds": rounds, "timeout_minutes": timeout, "world": world}
     values = [f"bench.{key}={value}" for key, value in given.items() if value is not None]
-    name = load(run_files[0], values).run.name
-    rule = load(run_files[0], values).run.bench
+    first = load(run_files[0], values).run
+    name, rule = first.name, first.bench
     arms = _arms(run_files, sets or [], commands or [], cases, values, rule)
     where = folder or Path("runs") / f"bench-{name}"
 
@@ -114,7 +114,7 @@ def _arms(
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise error("B004", place="--arm", name=twice)
     if wrong := next((name for name in names if not arm.NAME.fullmatch(name)), None):
-        raise error("B001", place="bench", text=wrong, detail="a name is of letters, digits, `.`, `_` and `-`")
+        raise error("B001", place="bench", text=wrong, detail=f"an arm has {arm.NAMES}; give it one in [bench.arms]")
     return found
 
 
