@@ -78,8 +78,17 @@ def test_convert_there_and_back(steelyard, run, tmp_path):
     assert code == 0 and "logits of transformers and of this model differ by at most" in text
     code, text = steelyard("convert", tmp_path / "hf", tmp_path / "back", "--from", "huggingface")
     assert code == 0 and "step-0000000" in text and "differ by at most" in text
+    assert steelyard("convert", tmp_path / "hf", tmp_path / "back", "--from", "huggingface")[0] == 0, "once more"
     state = store.read_state(store.found(tmp_path / "back"))
     assert state["source"] == str(tmp_path / "hf") and state["state"] == {}
+
+
+def test_converted_weights_do_not_go_among_a_runs_checkpoints(steelyard, run, tmp_path):
+    """There they would be its newest, and the run would begin anew and write over what it had."""
+    assert steelyard("convert", run, tmp_path / "hf", "--to", "huggingface")[0] == 0
+    code, text = steelyard("convert", tmp_path / "hf", run, "--from", "huggingface")
+    assert code == 2 and "error[C013]" in text and "step-0000004" in text
+    assert store.found(run).name == "step-0000004"
 
 
 @pytest.mark.parametrize(

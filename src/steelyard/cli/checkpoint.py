@@ -38,7 +38,8 @@ def inspect(path: Source, as_json: Json = False) -> None:
     if found["loss_scale"] is not None:
         print(f"          loss scale {found['loss_scale']:,.0f}")
     axes = " x ".join(f"{key} {layout[key]}" for key in ("tensor", "pipeline", "data"))
-    print(f"saved by  {layout['world']} ranks: {axes}; zero {layout['zero']}. It loads on any other layout")
+    ranks = "1 rank" if layout["world"] == 1 else f"{layout['world']} ranks"
+    print(f"saved by  {ranks}: {axes}; zero {layout['zero']}. It loads on any other layout")
     for name, group in found["groups"].items():
         print(f"{name:9} {group['tensors']:,} tensors, {group['numel']:,} numbers, {group['bytes']:,} bytes")
     for name, size in found["files"].items():

@@ -714,6 +714,12 @@ CATALOGUE: dict[str, Wording] = {
         "give the run file of the model with --run RUN.toml; `steelyard translate` makes one of a launch script",
         "Tensors alone do not tell heads, activation, norm or vocabulary; the run file does.",
     ),
+    "C013": Wording(
+        "{path} holds a run's checkpoints already: {newest}",
+        "give a folder of its own, and name it as the new run's checkpoint.load",
+        "Converted weights are step 0 of a run. Among the checkpoints of another one they would be its newest, and the "
+        "run would begin anew from them.",
+    ),
     "G001": Wording(
         "the prompt is empty, or the tokenizer {tokenizer} has ids that the model's vocabulary of {vocab} does not",
         "give --prompt some text, and the checkpoint the tokenizer it was trained with",

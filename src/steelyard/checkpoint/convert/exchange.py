@@ -191,6 +191,7 @@ def _checked(path: Path, folder: Path, dtype: torch.dtype) -> str:
     """
     try:
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
     except ImportError:
         return _reread(path, folder, dtype)
     ours, saved = load_model(path, torch.device("cpu"))
@@ -200,6 +201,7 @@ def _checked(path: Path, folder: Path, dtype: torch.dtype) -> str:
     length = min(PROBE[1], spec.seq_length)
     tokens = torch.randint(0, spec.vocab_size, (PROBE[0], length), generator=torch.Generator().manual_seed(0))
     expected = ours(tokens)[..., : spec.vocab_size]
+    logging.disable_progress_bar()
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
     found = theirs(tokens).logits
     difference, scale = (found - expected).abs().max().item(), max(1.0, expected.abs().max().item())

@@ -25,8 +25,11 @@ def check(tensors: Mapping[str, Tensor], run: Run, source: Path) -> None:
 
 def write_start(tensors: Mapping[str, Tensor], run: Run, source: Path, folder: Path) -> Path:
     """Write `folder`/checkpoints/step-0000000 with these float32 weights and no optimizer state, for
-    `checkpoint.load`. Raises UserError C003, C004."""
+    `checkpoint.load`. Raises UserError C003, C004, C013."""
     check(tensors, run, source)
+    final = store.final_path(folder / "checkpoints", 0)
+    if trained := [path for path in store.newest_first(folder) if path.name != final.name]:
+        raise error("C013", place=str(folder), path=folder, newest=trained[0].name)
     state = {"schema": 1, "state": {}, "scaler": None, "source": str(source)}
     texts = {"state.json": json.dumps(state), "run.toml": write.dumps(run)}
     whole = {f"weights.{name}": tensor.float() for name, tensor in tensors.items()}
@@ -34,7 +37,7 @@ def write_start(tensors: Mapping[str, Tensor], run: Run, source: Path, folder: P
     try:
         beside = store.begin(folder / "checkpoints", 0)
         file = shards.write(beside / name, shards.in_place([b for n, t in whole.items() for b in shards.blocks(n, t)]))
-        return store.seal(beside, store.final_path(folder / "checkpoints", 0), {name: file}, texts)
+        return store.seal(beside, final, {name: file}, texts)
     except OSError as failure:
         size = sum(tensor.numel() * torch.float32.itemsize for tensor in tensors.values())
         raise error("C004", path=folder, detail=failure.strerror, bytes=size) from None
