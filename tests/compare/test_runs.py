@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from steelyard.predict import flops
+from steelyard.predict import engine, flops
 from steelyard.record.schema import Step
 from steelyard.record.writer import RunFolder
-from steelyard.spec import resolve, write
+from steelyard.spec import load, resolve, write
 from tests.compare.conftest import compared, typed
 from tests.frameworks.test_logs import MEGATRON as ERAS
 
@@ -113,7 +113,18 @@ def test_two_run_files(tmp_path, verb):
     tensor = found["differences"][0]
     assert (tensor["knob"], tensor["a"], tensor["b"]) == ("parallel.tensor", 1, 2)
     assert tensor["source_b"].endswith("b.toml:2")
-    assert set(found["verdict"].values()) == {"no_data"}
+    assert found["verdict"] == {"memory": "not_comparable", "speed": "no_data", "loss": "no_data"}
+    predicted = [max(m.peak for m in engine.ranks(load(path).run)) for path in paths]
+    memory = found["memory"]
+    assert [memory[side]["predicted"] for side in "ab"] == predicted and memory["unexplained_bytes"] == 0
+    assert memory["explained"] == {"parallel": predicted[1] - predicted[0]}
+    assert tensor["effect"]["memory_bytes"] == predicted[1] - predicted[0] < 0
+
+
+def test_what_is_measured_and_what_is_planned_never_mix(finished):
+    """A run file has a predicted memory only beside another one."""
+    run = finished("a")
+    assert compared(run, run / "run.toml")["verdict"]["memory"] == "no_data"
 
 
 def test_two_argument_lists(tmp_path):
@@ -121,7 +132,29 @@ def test_two_argument_lists(tmp_path):
     paths = [tmp_path / "a.args", tmp_path / "b.args"]
     paths[0].write_text(shape)
     paths[1].write_text(f"{shape} --recompute-granularity full --recompute-method uniform")
-    assert [d["knob"] for d in compared(*paths)["differences"]] == ["recompute.mode"]
+    found = compared(*paths)
+    assert [d["knob"] for d in found["differences"]] == ["recompute.mode"]
+    assert found["differences"][0]["effect"]["memory_bytes"] == found["memory"]["gap_bytes"] < 0
+
+
+def test_kernels_of_another_age_are_one_cause(tmp_path):
+    """`--checkpoint-activations` is of 2021, and so are its attention and its layers; nothing is left unexplained."""
+    shape = "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --fp16"
+    batch = "--micro-batch-size 4 --global-batch-size 4 --max-position-embeddings 1024 --lr 1e-4 --train-iters 9"
+    paths = [tmp_path / "a.args", tmp_path / "b.args"]
+    paths[0].write_text(f"{shape} {batch} --checkpoint-activations")
+    paths[1].write_text(f"{shape} {batch}")
+    memory = compared(*paths)["memory"]
+    assert len(memory["explained"]) == 2 and memory["unexplained_bytes"] == 0
+
+
+def test_one_host_is_not_two_machines(finished):
+    """Equal runs of one machine, one of them while it was busy."""
+    a, b = finished("a"), finished("b", seconds=5.0)
+    for hosts, says in ((("one", "one"), "the machine had other work"), (("one", "two"), "different machines")):
+        for path, host in zip((a, b), hosts, strict=True):
+            (path / "environment.json").write_text(json.dumps({"schema": 1, "devices": 1, "host": host}))
+        assert any(says in i["text"] for i in compared(a, b)["inferred"])
 
 
 def test_more_devices_that_are_slower():

@@ -45,7 +45,9 @@ SHAPE = ("model.num_layers", "model.hidden_size", "model.num_attention_heads", "
 LARGEST = 10**9  # of any whole number in a configuration; what is beyond it is no size
 
 # Kinds of memory, the one that limits a run first. They never mix.
-MEMORY_KINDS = ("device", "reserved_peak", "reserved", "allocated_peak", "allocated", "active_peak", "rss_peak", "rss")
+MEMORY_KINDS = (
+    "device", "reserved_peak", "reserved", "allocated_peak", "allocated", "active_peak", "rss_peak", "rss", "predicted",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

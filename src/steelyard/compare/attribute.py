@@ -17,7 +17,7 @@ from steelyard.compare.differences import Difference
 from steelyard.predict import engine, flops
 from steelyard.predict.memory import Memory
 from steelyard.predict.stages import split
-from steelyard.spec.run import Run
+from steelyard.spec.run import Engine, Run
 
 MOST_GROUPS = 7  # 2^7 configurations are predicted; more differences than that make no one culprit
 FRAMEWORK, MOMENT = "framework", "moment"
@@ -173,6 +173,8 @@ def _dependents(b: Side, chosen: frozenset[str]) -> dict[str, Any]:
         found["recompute.mode"] = b.value("recompute.mode")
     if "layout" in chosen and "parallel.stages" in b.known:
         found["parallel.stages"] = b.value("parallel.stages")
+    if "kernels" in chosen:  # what only one of them says of its engine goes with what both say
+        found |= {f"engine.{name}": b.value(f"engine.{name}") for name in Engine.model_fields if name != "framework"}
     return found
 
 

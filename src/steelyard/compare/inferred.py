@@ -182,12 +182,8 @@ def reproduced(run: Run) -> dict[str, Any]:
         entries = counting.printed(run)
     except (UserError, ValueError, ArithmeticError, AssertionError):
         return {}
-    names = {
-        "deepspeed_total": "deepspeed_total",
-        "deepspeed_unique": "deepspeed_unique",
-        "deepspeed_stage": "deepspeed_stage",
-    }
-    found = {ours: entries[key].value for ours, key in names.items() if key in entries}
+    names = ("deepspeed_total", "deepspeed_unique", "deepspeed_stage")
+    found = {name: entries[name].value for name in names if name in entries}
     found["deepspeed_stage_before_0_12_5"] = entries["deepspeed_stage_before_0_12_5"].value
     found["parameters"] = parameters.unique(run.model, run.parallel.tensor)
     found["megatron_ranks"] = entries["megatron_ranks"].value if "megatron_ranks" in entries else None
@@ -252,10 +248,12 @@ def between(a: Side, b: Side, found: Sequence[Difference]) -> Iterator[Inference
         ]
         ratio = max(reached) / min(reached)
         if ratio >= MACHINES:
+            hosts = [one.record.environment.get("host") for one in (a, b)]
+            same_host = hosts[0] is not None and hosts[0] == hosts[1]
+            why = "the machine had other work" if same_host else "these were different machines"
+            each = " and ".join(f"{rate / 1e12:#.3g}" for rate in reached)
             yield Inference(
-                both,
-                f"{reached[0] / 1e12:.2f} and {reached[1] / 1e12:.2f} model TFLOP/s a device: {ratio:.1f} x apart, "
-                "more than settings explain; these were different machines",
+                both, f"{each} model TFLOP/s a device: {ratio:.1f} x apart, more than settings explain; {why}"
             )
 
 

@@ -66,6 +66,8 @@ def compare(records: Sequence[Record]) -> list[Comparison]:
 def pair(a: Side, b: Side) -> Comparison:
     a, said_a = inferred.conclude(a)
     b, said_b = inferred.conclude(b)
+    if _only_planned(a) and _only_planned(b):
+        a, b = _with_prediction(a), _with_prediction(b)
     found = differences(a, b)
     kind = align.memory_kind(a.record, b.record)
     explained = attribute.memory(a, b, kind, found) if kind else None
@@ -92,6 +94,17 @@ def pair(a: Side, b: Side) -> Comparison:
         smallest_change=_smallest_change(a, b, found, verdict),
         points=points,
     )
+
+
+def _only_planned(one: Side) -> bool:
+    """A run file or a script: nothing has been measured."""
+    return not (one.record.steps or one.record.memory or one.record.speed or one.record.printed)
+
+
+def _with_prediction(one: Side) -> Side:
+    """With the predicted peak of the largest rank's tensors in place of a measured one, where there is a model."""
+    size = attribute.tensor_bytes(one, "predicted")
+    return one if size is None else replace(one, record=replace(one.record, memory={"predicted": size}))
 
 
 def _with_effect(
@@ -149,7 +162,7 @@ def _memory_verdict(
         return Verdict("after_adjustment", _differ(_short(minor)), minor)
     asked = [m["knob"] for m in missing if m["asked"] and _weight(m["knob"]) == 2]
     if asked:
-        return Verdict("after_adjustment", f"only if {_and(_short(asked))} agree, which is not known", tuple(asked))
+        return Verdict("after_adjustment", f"only if {_agree(_short(asked))}, which is not known", tuple(asked))
     return Verdict("comparable", f"same settings, same kind ({kind})")
 
 
@@ -212,7 +225,7 @@ def _speed_verdict(a: Side, b: Side, found: list[Difference], missing: list[dict
         )
     asked = [m["knob"] for m in missing if m["asked"] and _weight(m["knob"], "speed") == 2]
     if asked:
-        return Verdict("after_adjustment", f"only if {_and(_short(asked))} agree, which is not known", tuple(asked))
+        return Verdict("after_adjustment", f"only if {_agree(_short(asked))}, which is not known", tuple(asked))
     return Verdict("comparable", "same work on the same devices")
 
 
@@ -342,6 +355,10 @@ def _and(words: Sequence[str]) -> str:
 
 def _differ(words: Sequence[str]) -> str:
     return f"{_and(words)} {'differs' if len(words) == 1 else 'differ'}"
+
+
+def _agree(words: Sequence[str]) -> str:
+    return f"{_and(words)} {'agrees' if len(words) == 1 else 'agree'}"
 
 
 def as_json(one: Comparison) -> dict[str, Any]:

@@ -157,7 +157,7 @@ def _speed(one: Comparison) -> str:
             if rates[name]
         ]  # fmt: skip
         if flops := rates["model_flops_per_second_per_device"]:
-            known.append(f"{flops / 1e12:.2f} model TFLOP/s a device")
+            known.append(f"{flops / 1e12:#.3g} model TFLOP/s a device")
         if known:
             parts.append(f"{side.name} {', '.join(known)}")
     return "; ".join(parts) + (" (whole run)" if parts else "")
