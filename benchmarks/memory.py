@@ -130,6 +130,10 @@ LAYOUTS: list[tuple[str, int, int, dict[str, Any]]] = [
     ("full recompute", 8, 0, {"recompute": {"mode": "full"}}),
     ("pipeline 4, stage 0", 8, 0, {"parallel": {"pipeline": 4}, "batch": {"micro_batch_size": 2, "accumulation": 8}}),
     ("pipeline 4, stage 3", 8, 7, {"parallel": {"pipeline": 4}, "batch": {"micro_batch_size": 2, "accumulation": 8}}),
+    *((f"pipeline 4, {name}, stage {rank // 2}", 8, rank, {
+        "parallel": {"pipeline": 4, "pipeline_schedule": name, "virtual": 1 if name == "gpipe" else 2},
+        "batch": {"micro_batch_size": 1, "accumulation": 8}})
+      for name in ("gpipe", "interleaved", "zero_bubble", "zbv") for rank in (0, 2, 7)),
     ("64 ranks: tensor 4, pipeline 4", 64, 20, {"parallel": {"tensor": 4, "pipeline": 4}, "batch": {
         "micro_batch_size": 1, "accumulation": 8}}),
     ("512 ranks: tensor 8, pipeline 8", 512, 448, {"parallel": {"tensor": 8, "pipeline": 8}, "batch": {

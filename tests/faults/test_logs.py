@@ -1,6 +1,7 @@
 """Mutated logs: whatever happens to a log, it is read or refused in words; never a traceback, never a hang."""
 
 # ruff: noqa: E501  (log lines are as long as they are)
+import json
 import random
 import time
 
@@ -92,3 +93,16 @@ def test_endless_lines(tmp_path):
         )
         assert detect.read(path).steps[-1].loss == 1.0, part[:20]
     assert time.process_time() - started < 20
+
+
+@pytest.mark.parametrize("number", [2**63, -(10**400), [1, 10**400]])
+def test_a_number_beyond_any_setting_is_unknown(number):
+    """Found by the hundred thousand: a torn list of arguments with a number of 700 digits."""
+    one = json.dumps({"framework": "megatron", "config": {"model": {"seq_length": number, "num_layers": 2}}})
+    pair = compare([detect.read(one), detect.read(MEGATRON)])[0]
+    assert "model.seq_length" in {entry["knob"] for entry in pair.unknown}
+
+
+def test_a_size_beyond_any_memory_is_refused():
+    with pytest.raises(UserError, match="R002"):
+        detect.read(json.dumps({"memory": {"device_bytes": 10**400}}))

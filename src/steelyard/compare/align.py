@@ -111,8 +111,15 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             continue
         if isinstance(value, Mapping) and not prefix:
             yield from flat(value, f"{key}.")
-        elif value is not None:
+        elif value is not None and not _absurd(value):
             yield dotted, list(value) if isinstance(value, tuple) else value
+
+
+def _absurd(value: Any) -> bool:
+    """Whether a number is beyond any setting, as a torn log makes them: not known then, and nothing computes with it."""
+    if isinstance(value, list | tuple):
+        return any(map(_absurd, value))
+    return isinstance(value, int) and abs(value) >= 2**63
 
 
 def _following(known: Mapping[str, Known]) -> dict[str, Known]:

@@ -1,5 +1,6 @@
 """Pipeline parallelism: which layers stand where, and PyTorch's schedules over them."""
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,11 +53,68 @@ def chunks(run: Run, pipeline_rank: int) -> list[Chunk]:
 
 
 class Stage(PipelineStage):
-    """A stage whose weight gradients are added up in `precision.gradients` where a schedule puts them off, too."""
+    """A stage that has memory for what it receives only from the receiving until the backward pass is through: PyTorch
+    keeps it for all micro-batches of a step. Where a schedule puts weight gradients off, they are added up in
+    `precision.gradients` as all others are."""
 
-    def backward_weight_one_chunk(self, *arguments: Any, **options: Any) -> None:
-        super().backward_weight_one_chunk(*arguments, **options)
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self._received: dict[str, dict[int, list[Tensor]]] = {"forward": {}, "backward": {}}
+
+    def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
+        super()._setup_forward_recv_info(1, has_backward)
+        self._received["forward"] = _multiplied(self.args_recv_info, num_microbatches)
+
+    def _setup_backward_recv_info(self, num_microbatches: int) -> None:
+        super()._setup_backward_recv_info(1)
+        self.chunks = num_microbatches
+        self._received["backward"] = _multiplied(self.grad_recv_info, num_microbatches)
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> Any:
+        _resize(self._received["forward"].get(fwd_chunk_id, []), whole=True)
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> Any:
+        _resize(self._received["backward"].get(bwd_chunk_id, []), whole=True)
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, full_backward: bool = True, **options: Any) -> Any:
+        found = super().backward_one_chunk(bwd_chunk_id, *arguments, full_backward=full_backward, **options)
+        if full_backward:
+            self._through(bwd_chunk_id)
+        return found
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **options: Any) -> None:
+        super().backward_weight_one_chunk(bwd_chunk_id, *arguments, **options)
         accumulate(self.submod)
+        self._through(bwd_chunk_id)
+
+    def _through(self, chunk: int) -> None:
+        """Let go of what a micro-batch has received, from another rank or from a stage of this one."""
+        for kind, infos in (("forward", self.args_recv_info), ("backward", self.grad_recv_info)):
+            buffers = self._received[kind].get(chunk, [])
+            for info, buffer in zip([i for i in infos[chunk] if i.buffer is not None], buffers, strict=True):
+                info.buffer, buffer.grad = buffer, None
+            _resize(buffers, whole=False)
+
+
+def _multiplied(infos: dict[int, Any], micro_batches: int) -> dict[int, list[Tensor]]:
+    """What the first micro-batch receives, for all of them; returns their buffers, which have no memory yet."""
+    buffers: dict[int, list[Tensor]] = {}
+    for number in range(micro_batches):
+        if number:
+            infos[number] = tuple(copy.copy(info) for info in infos[0])
+        for info in infos[number]:
+            if info.buffer is not None:
+                info.buffer = torch.empty_like(info.buffer) if number else info.buffer
+                buffers.setdefault(number, []).append(info.buffer)
+        _resize(buffers.get(number, []), whole=False)
+    return buffers
+
+
+def _resize(buffers: list[Tensor], whole: bool) -> None:
+    for buffer in buffers:
+        buffer.untyped_storage().resize_(buffer.numel() * buffer.element_size() if whole else 0)
 
 
 class Pipeline:

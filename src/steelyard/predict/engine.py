@@ -259,7 +259,7 @@ def on_rank(run: Run, pipeline_rank: int, index: int, host: bool = False, tensor
     step = Step(run, pipeline_rank, held, state, host)
     between = States(state.weights, 0, state.master, state.optimizer)  # gradients are a term: they come and go
     moments = tuple(_moment(name, between, terms) for name, terms in step.moments().items())
-    return Memory(pipeline_rank, tensor, count, moments, step.boundary(), between, state.optimizer)
+    return Memory(pipeline_rank, tensor, count, moments, {}, between, state.optimizer)
 
 
 def _moment(name: str, between: States, terms: dict[str, int]) -> Moment:
@@ -323,16 +323,23 @@ class Step:
         for name, done in self.rounds():
             common = self.common(done)
             found[f"{name}backward"] = total([common, self.backward()])
-            if self.partial_rows():
-                found[f"{name}embedding"] = total([common, self.embedding_backward()])
+            if self.partial_rows() or (self.fsdp and self.run.parallel.pipeline > 1 and 0 in self.chunks):
+                found[f"{name}embedding"] = total([self.common(done, True), self.embedding_backward()])
             if self.fsdp and self.run.parallel.pipeline == 1:
                 found[f"{name}reduction"] = total([common, self.reduction()])
-            if self.last:
+            if self.last and not (self.gpipe and done):  # GPipe: all losses come before the first backward pass
                 parts = [common, self.gathered(0), self.lingering(), self.waiting(done or 0), loss(self.run, self.size)]
                 found[f"{name}loss"] = total(parts)
             if self.run.model.attention_dropout or self.run.model.hidden_dropout:
                 found[f"{name}dropout"] = total([common, self.dropout()])
-        return {name: total([terms, self.boundary()]) for name, terms in found.items()}
+        if self.last and self.gpipe and self.fsdp:
+            head = {"backward": self.size.width * self.root}  # the first of them, before it is added to the others
+            found["first gradients"] = total([self.common(1), self.gathered(0), self.waiting(0), head])
+        return found
+
+    @property
+    def gpipe(self) -> bool:
+        return self.run.parallel.pipeline > 1 and self.run.parallel.pipeline_schedule == "gpipe"
 
     def rounds(self) -> tuple[tuple[str, int | None], ...]:
         """Gradients wait beside all that can be in flight only where more micro-batches come than that; otherwise they
@@ -354,15 +361,18 @@ class Step:
             return {"gathered": self.size.width * (self.root + units * self.block)}
         return {"gathered": self.size.width * self.numel}
 
-    def boundary(self) -> dict[str, int]:
-        """The schedule's buffers, made once for all micro-batches: a hidden state to receive for each on every chunk
-        but the first, a gradient on every chunk but the last."""
+    def boundary(self, done: int) -> dict[str, int]:
+        """What the schedule has received and holds: a hidden state for each micro-batch in flight on every chunk but
+        the first, one gradient on every chunk but the last; with zero bubble also those that wait for their weight
+        gradients, and what a chunk has sent back for them."""
         if self.run.parallel.pipeline == 1:
             return {}
-        sides = sum((stage > 0) + (stage < self.final) for stage in self.chunks)
-        if self.zero_bubble:  # what a chunk sends back is kept as well
-            sides += sum(stage > 0 and stage - 1 not in self.chunks for stage in self.chunks)
-        return {"boundary": sides * self.run.batch.accumulation * self.size.residual}
+        waiting = min(self.pipeline_rank, self.run.batch.accumulation) if self.zero_bubble else 0
+        held = 0
+        for stage, most in zip(self.chunks, self.passes, strict=True):
+            held += (stage > 0 and stage - 1 not in self.chunks) * (max(0, most - done) + waiting)
+            held += (stage < self.final and stage + 1 not in self.chunks) * (1 + waiting)
+        return {"boundary": held * self.size.residual}
 
     def kept(self, done: int) -> dict[str, int]:
         """Activations of all micro-batches in flight but `done`. In a pipeline a chunk's input is the schedule's
@@ -379,16 +389,18 @@ class Step:
                 parts.append({"activations.norm": ((stage < self.final) - (stage > 0)) * passes * size.residual})
         return total(parts)
 
-    def common(self, done: int | None) -> dict[str, int]:
+    def common(self, done: int | None, accumulated: bool = False) -> dict[str, int]:
         """What is alive while micro-batches are in flight: activations, accumulated gradients, the batch itself (in a
         pipeline a second time, joined). `done`: of as many micro-batches as can be in flight, how many are through;
-        None where more come, so that the gradients of earlier ones stand beside a full pipeline."""
+        None where more come, so that the gradients of earlier ones stand beside a full pipeline; `accumulated`: those
+        of this one do already."""
         gradients = self.reduced * (self.numel + self.partial_rows()) if self.whole_gradients else self.state.gradients
         copies = self.run.batch.accumulation * (2 if self.run.parallel.pipeline > 1 else 1)
         return total([
             self.kept(done or 0),
+            self.boundary(done or 0),
             self.held_back(),
-            {"gradients": 0 if done == 0 else gradients},
+            {"gradients": 0 if done == 0 and not accumulated else gradients},
             {"batch": (21 + self.size.wide) * self.size.tokens * copies},
         ])  # fmt: skip
 

@@ -125,8 +125,10 @@ def read_line(text: str, source: str) -> Record:
             raise ValueError("it is not an object with a config")
         memory = {k.removesuffix("_bytes"): int(v) for k, v in fields.get("memory", {}).items() if v is not None}
         rates = {k: float(v) for k, v in fields.get("speed", {}).items() if v is not None}
-        if any(size < 0 for size in memory.values()) or not all(0 <= rate < math.inf for rate in rates.values()):
-            raise ValueError("a size or a rate in it is negative or not finite")
+        if not all(0 <= size < 2**63 for size in memory.values()):
+            raise ValueError("a size in it is negative or beyond any memory")
+        if not all(0 <= rate < math.inf for rate in rates.values()):
+            raise ValueError("a rate in it is negative or not finite")
         printed = {k: fields[k] for k in STATED if k in fields}
     except UserError:
         raise
