@@ -14,7 +14,7 @@ from steelyard.checkpoint import shards, store
 from steelyard.checkpoint.convert import exchange, huggingface, legacy, weights
 from steelyard.checkpoint.weights import load_model
 from steelyard.record.read import read_folder
-from steelyard.spec import UserError, resolve
+from steelyard.spec import UserError, load, resolve
 from tests.train.running import on_rank, train
 
 GPT2 = ("length.steps=3", "model.num_layers=2")
@@ -132,6 +132,8 @@ def test_a_wrong_conversion_is_refused(pools, t1, tmp_path, monkeypatch):
     train(pools(1), t1, "length.steps=1", "evaluation.steps=0")
     with pytest.raises(AssertionError, match="C010"):
         pools(1).run(_export_wrongly, tmp_path)
+    assert pools(1).run(_import_wrongly, tmp_path) == [["C010"]]
+    assert store.find(tmp_path / "back") == (None, []), "nothing may begin from what was written"
 
 
 def _export_wrongly(folder):
@@ -141,6 +143,24 @@ def _export_wrongly(folder):
         exchange.export(folder / "run", folder / "hf", "fp32")
     finally:
         huggingface.split_groups = true
+
+
+def _import_wrongly(folder):
+    exchange.export(folder / "run", folder / "hf", "fp32")
+    run = load(folder / "run" / "run.toml").run
+    doubled = {name: tensor * 2 for name, tensor in exchange.read(folder / "hf", run).items()}
+    path = weights.write_start(doubled, run, folder / "hf", folder / "back")
+    try:
+        return exchange.check_import(path, folder / "hf")
+    except UserError as failure:
+        return [problem.code for problem in failure.problems]
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_rescaled_rotary_frequencies_are_refused(tmp_path, key):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", key: {"rope_type": "llama3"}}))
+    with pytest.raises(UserError, match=r"F002.*llama3"):
+        exchange.read(tmp_path, resolve({"model": {"kind": "llama"}}).run)
 
 
 def test_d06_ranks_that_hold_unequal_copies_are_noticed_and_not_exported(pools, t1, tmp_path):

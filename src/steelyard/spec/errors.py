@@ -700,7 +700,7 @@ CATALOGUE: dict[str, Wording] = {
     ),
     "C010": Wording(
         "the converted model computes other logits: {difference:.3g} apart, {limit:.3g} allowed",
-        "{path} is not usable; please report the run file",
+        "do not use what was written for {path}; please report the run file",
         "Every conversion is checked on the spot: random tokens go through both models, whose logits must agree.",
     ),
     "C011": Wording(

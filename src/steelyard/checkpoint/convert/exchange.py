@@ -60,8 +60,15 @@ def export(source: Path, folder: Path, dtype: str) -> list[str]:
 def read(folder: Path, run: Run) -> dict[str, Tensor]:
     """A Hugging Face folder's weights under our names, with padding rows as the run has them.
 
-    Padding rows are those a new run would have. Raises UserError C005, C009, C011.
+    Padding rows are those a new run would have. Raises UserError C005, C009, C011, and F002 for rescaled rotary
+    frequencies, which no tensor shows.
     """
+    rotary = _json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    rotary = rotary.get("rope_scaling") or rotary.get("rope_parameters") or {}
+    scaling = rotary.get("rope_type", rotary.get("type", "default"))
+    if scaling != "default":
+        raise error("F002", place=str(folder / "config.json"), kind="llama", key_name="rope_type", value=scaling,
+                    advice="only rotary frequencies that are not rescaled can be trained")  # fmt: skip
     found = huggingface.to_ours(_tensors(folder), run.model)
     return {name: with_padding(name, tensor, run) for name, tensor in found.items()}
 
@@ -78,8 +85,13 @@ def with_padding(name: str, table: Tensor, run: Run) -> Tensor:
 
 
 def check_import(path: Path, folder: Path) -> str:
-    """That the checkpoint `path`, made from the Hugging Face folder, computes what that does. Raises UserError C010."""
-    return _checked(path, folder, torch.float32)
+    """That the checkpoint `path`, made from the Hugging Face folder, computes what that does. One that does not is
+    removed: nothing may begin from it. Raises UserError C010."""
+    try:
+        return _checked(path, folder, torch.float32)
+    except UserError:
+        shutil.rmtree(path)
+        raise
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
