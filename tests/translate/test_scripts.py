@@ -226,6 +226,15 @@ def test_no_training(text):
         text("#!/bin/bash\necho python pretrain_gpt.py\n")
 
 
+@pytest.mark.parametrize("leave", ["echo usage; exit 1", "cat <<EOT\nusage\nEOT\nexit 2"])
+def test_a_script_that_misses_an_argument(text, leave):
+    body = f"if [ $# -lt 2 ]; then\n{leave}\nfi\npython pretrain_gpt.py --num-layers $1 --hidden-size $2\n"
+    with pytest.raises(UserError, match=r"F013.*1 arguments were given"):
+        text(body, "3")
+    with pytest.raises(UserError, match=r"F015.*line 1 starts ./other.sh"):
+        text("./other.sh; exit 0\n")
+
+
 def test_every_flag_that_is_written_down_is_in_a_table():
     names = json.loads((Path(__file__).parents[1] / "golden" / "flag_names.json").read_text())
     assert len(names["megatron"]) > 300 and len(names["megatron_deepspeed"]) > 60

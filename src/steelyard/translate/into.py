@@ -76,7 +76,7 @@ def of_text(
     if not is_script(path, text[:200]) and megatron.is_list(text):
         return megatron_arguments.of_words(_listed(text, path), str(path))
     script = shell.follow(text, path.name, arguments, {**_batch_system(text), **(environment or {})})
-    return of_launch(_chosen(script, choice, str(path)), script, path)
+    return of_launch(_chosen(script, choice, path, len(arguments)), script, path)
 
 
 def of_log(path: Path) -> Translation:
@@ -129,10 +129,13 @@ def _batch_system(text: str) -> dict[str, str]:
     return {name: value for name, value in found.items() if value.isdigit()}
 
 
-def _chosen(script: Script, choice: int | None, source: str) -> Launch:
-    found = launch.find(script, script.source)
+def _chosen(script: Script, choice: int | None, path: Path, given: int) -> Launch:
+    """The training that is meant. `given` is the number of arguments that the script has."""
+    found, source = launch.find(script, script.source), str(path)
     if not found:
         others = [f"line {c.line} starts {c.words[0].text}" for c in script.commands if _calls(c.words)]
+        if script.left and not others:
+            raise error("F013", place=f"{script.source}:{script.left}", count=given)
         said = "; ".join([*script.notes[:3], *others[:3]])
         raise error("F015", place=source, path=source, detail=f" ({said})" if said else "")
     if choice is not None and 1 <= choice <= len(found):

@@ -7,6 +7,7 @@ that cannot be decided is followed both ways, and what differs afterwards is unk
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from steelyard.spec.errors import error
@@ -25,11 +26,15 @@ PLACEHOLDER = re.compile(r"(?<![<\w])<(?:[A-Z][\w-]*|[A-Za-z][\w./,-]*(?: [\w./,
 RUNS = {"&&": True, "||": False}
 
 
+@dataclass(frozen=True)
 class Script:
-    """What following a script gave."""
+    """What following a script gave. `left` is the line at which it leaves by itself, 0 where it comes to its end."""
 
-    def __init__(self, source: str, commands: Sequence[Command], state: State, notes: Sequence[str]):
-        self.source, self.commands, self.state, self.notes = source, tuple(commands), state, tuple(notes)
+    source: str
+    commands: Sequence[Command]
+    state: State
+    notes: Sequence[str]
+    left: int = 0
 
 
 def follow(
@@ -44,14 +49,14 @@ def follow(
     )
     shell = Shell(source, state, Budget(source))
     whole = Source.script(shell.with_placeholders(re.sub("[\ue000\ue001\0]", "?", text.replace("\r\n", "\n"))))
+    line = 0
     try:
         shell.program(whole)
     except Left as left:
-        if not shell.commands and not shell.notes:
-            raise error("F013", place=f"{source}:{left.line}", count=len(arguments)) from None
+        line = left.line
     except RecursionError:
         raise error("F012", place=source, detail="nesting deeper than can be followed") from None
-    return Script(source, shell.commands, shell.state, shell.notes)
+    return Script(source, tuple(shell.commands), shell.state, tuple(shell.notes), line)
 
 
 def parse(source: Source) -> "Node":
