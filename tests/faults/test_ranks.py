@@ -71,6 +71,26 @@ def ranks_of(process):
         return [int(pid) for pid in file.read().split()]
 
 
+def test_h06_a_killed_rank_loses_its_connections_before_it_has_ended(monkeypatch):
+    """The other ranks see a reset connection while the system still counts the killed one as running."""
+    from steelyard.train import launch
+    from steelyard.train.watch import Heartbeat
+
+    ended = Heartbeat(1, 5, "forward-backward", 0.1, 0.1, socket.gethostname(), 2**31 - 1)
+
+    class Late:
+        world, rank, step, phase = 2, 0, 5, "forward-backward"
+        asked = 0
+
+        def silent(self):
+            self.asked += 1
+            return [ended] if self.asked > 3 else []
+
+    monkeypatch.setattr(launch.time, "sleep", lambda seconds: None)
+    told = str(launch._told(RuntimeError("gloo: connection reset by peer"), Late()))
+    assert "it waited in vain for rank 1" in told and "gone" in told and "reset" not in told
+
+
 def test_h06_a_killed_rank_ends_the_run(t1, tmp_path):  # noqa: F811
     process = start("train", t1, *LONG, "--world", "2")
     wait_for_steps(tmp_path / "run")

@@ -24,7 +24,7 @@ from steelyard.spec import Loaded, UserError, error
 from steelyard.spec.errors import Reported
 from steelyard.train.loop import Display, Loop, Result
 from steelyard.train.ready import outer_world
-from steelyard.train.watch import StopSignal, Watch, kill_silent
+from steelyard.train.watch import Heartbeat, StopSignal, Watch, kill_silent
 
 RANKS_PER_CORE = 8
 
@@ -133,7 +133,7 @@ def _told(failure: BaseException, watch: Watch) -> BaseException:
     if watch.world == 1 or isinstance(failure, UserError):
         return failure
     waiting = isinstance(failure, dist.DistError) or "gloo" in str(failure) or "NCCL" in str(failure)
-    silent = watch.silent() if waiting else []
+    silent = _silent(watch) if waiting else []
     if any(beat.gone for beat in silent):
         time.sleep(2)  # the launcher knows better how that rank ended, and takes the first report it gets
     if silent:
@@ -146,6 +146,16 @@ def _told(failure: BaseException, watch: Watch) -> BaseException:
     place = f"rank {watch.rank}, step {watch.step}, {watch.phase}"
     return Reported(before + str(error("L004", place=place, rank=watch.rank, step=watch.step, phase=watch.phase,
                                        detail=detail, advice=advice)))  # fmt: skip
+
+
+def _silent(watch: Watch) -> list[Heartbeat]:
+    """The ranks that hold this one up. One that is killed closes its connections a moment before it counts as ended."""
+    until = time.monotonic() + 1.0
+    found = watch.silent()
+    while not any(beat.gone for beat in found) and time.monotonic() < until:
+        time.sleep(0.05)
+        found = watch.silent()
+    return found
 
 
 def _device(local_rank: int, local_world: int) -> torch.device:
