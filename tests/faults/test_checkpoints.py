@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 from steelyard.checkpoint import inspect, shards, store
 from steelyard.record.read import read_folder
 from steelyard.spec import UserError
-from tests.faults.test_ranks import finish, of_session, ranks_of, start
+from tests.faults.test_ranks import of_session, ranks_of, start
 from tests.train.conftest import corpus, t1  # noqa: F401  # fixtures
 from tests.train.running import losses, on_rank
 
@@ -189,7 +189,9 @@ def check(folder, interval, lost, unbroken):
 
 
 def test_killed_at_random_moments_a_run_comes_out_the_same(t1, tmp_path):  # noqa: F811
-    kills, resumes, _ = drill(t1, tmp_path, 2, ("parallel.zero=3",), kills=3, seed=2)
+    """This seed kills all ranks in step 8, one in step 9 of the next life, and all of the third as it starts. Behind
+    step 6 the save of step 3 is sealed, however slow the machine, so there is something to resume from."""
+    kills, resumes, _ = drill(t1, tmp_path, 2, ("parallel.zero=3",), kills=3, seed=21)
     assert kills == 3 and resumes >= 1
 
 
@@ -247,12 +249,11 @@ def test_d05_a_full_disk_costs_that_save_and_nothing_else(t1, tmp_path):  # noqa
     folder = tmp_path / "run"
     assert wait(lives(t1, folder, 2, (*SMALL, "stop.step_multiple=6"))) == [0, 0]
     before = {path: store.checksum(path) for path in sorted(folder.glob("checkpoints/step-*/*"))}
-    command = ["train", t1, *SMALL, f"record.folder='{folder}'", "stop.step_multiple=12"]
-    process = start(*command, limit=100_000)
-    code, out, err = finish(process, 90)
-    assert code == 2 and "error[C004]" in err and "step-0000012" in err and "Traceback" not in err
-    assert "File too large" in err and "shard-0000" in err and "bytes" in err
-    assert "no checkpoint of step 9" in out
+    options = (*SMALL, "stop.step_multiple=12")
+    assert wait(lives(t1, folder, 1, options, limit=100_000)) == [2]
+    text = Path(f"{folder}.error").read_text()
+    assert "error[C004]" in text and "step-0000012" in text
+    assert "File too large" in text and "shard-0000" in text and "bytes" in text
     record = read_folder(folder)
     failed = [e.detail["step"] for e in record.events if e.what == "checkpoint_failed"]
     assert failed == [9, 12, 12]  # the last is tried twice
