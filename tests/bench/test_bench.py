@@ -118,7 +118,7 @@ def test_a_bench_of_every_kind_of_arm(t1, tmp_path):
     # a second call measures nothing again
     began = time.monotonic()
     again = bench(*options)
-    assert again.output.count("(from an earlier call)") == len(found) and time.monotonic() - began < 20
+    assert again.output.count("(from an earlier call)") == len(found) - 1 and time.monotonic() - began < 20
     assert "refused" in again.output
 
 
@@ -252,7 +252,7 @@ def test_what_is_kept_of_an_earlier_call(t1, tmp_path, no_peak):
     assert "timed out" in first[2] and not any("earlier" in line for line in first)
     (tmp_path / "a").rename(tmp_path / "b")
     kept = again(tmp_path / "b", t1, "--arm", good, "--arm", slow, "--timeout", 0.04)
-    assert all("earlier" in line for line in kept)
+    assert ["earlier" in line for line in kept] == [False, True, True]  # what is refused is asked again
     assert "earlier" not in again(tmp_path / "b", t1, "--arm", good, "--arm", slow, "--timeout", 0.03)[2]
 
     program(tmp_path, "good", GOOD + "#")

@@ -54,13 +54,16 @@ class Matrix:
 
     def _kept(self, arm: Arm, number: int) -> Result | None:
         """The result of an earlier call, if it is of the same arm measured in the same way and what it was read from
-        is still there. One that was out of time is kept under the same limit only."""
+        is still there. One that was out of time is kept under the same limit only; what was refused is asked again,
+        because what it lacked (data, a device) may be there by now and asking takes no time."""
         folder = self._place(arm, number)
         try:
             found: Result = json.loads((folder.parent / f"{folder.name}.json").read_text("utf-8"))
         except (OSError, ValueError):
             return None
         if not isinstance(found, dict) or found.get("identity") != self._identity(arm):
+            return None
+        if found["status"] == "refused":
             return None
         if found["status"] == "timed out" and found["timeout_minutes"] != self.rule.timeout_minutes:
             return None
