@@ -78,8 +78,10 @@ class Stage(PipelineStage):
         _resize(self._received["backward"].get(bwd_chunk_id, []), whole=True)
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, full_backward: bool = True, **options: Any) -> Any:
-        found = super().backward_one_chunk(bwd_chunk_id, *arguments, full_backward=full_backward, **options)
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> Any:
+        found = super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         if full_backward:
             self._through(bwd_chunk_id)
         return found

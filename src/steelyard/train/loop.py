@@ -2,31 +2,30 @@
 
 import json
 import time
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
-from steelyard import hardware
-from steelyard.checkpoint import changes, shards, store
+from steelyard.checkpoint import shards, store
 from steelyard.checkpoint.saver import Saved, Saver
 from steelyard.data.loader import Split, open_data
 from steelyard.parallel.mesh import Mesh
 from steelyard.plan import sheet
-from steelyard.predict import flops, memory, parameters
+from steelyard.predict import flops
 from steelyard.record.schema import Checkpoint, Event, Step, Validation
 from steelyard.record.writer import RunFolder
-from steelyard.spec import Loaded, UserError, error, load, progress, write
-from steelyard.train import environment, measure
+from steelyard.spec import Loaded, UserError, error, progress, write
+from steelyard.train import environment, measure, resume
+from steelyard.train.audit import Audit
 from steelyard.train.clock import Clock
-from steelyard.train.engine import Engine, fingerprint, share
+from steelyard.train.engine import Engine, share
 from steelyard.train.state import State
 from steelyard.train.step import Outcome, step
-from steelyard.train.traffic import TrafficCounter
 from steelyard.train.watch import GRACE_SECONDS, StopSignal, Watch
 
 
@@ -66,7 +65,8 @@ class Loop:
         )
         with self.clock.phase("build"):
             self.engine = Engine(self.run, mesh)
-            self._assert_parameters()
+        self.audit = Audit(self.run, mesh, self.engine, display.note, self._record)
+        self.counted = self.audit.parameters()
         self.last_loss: float | None = None
         self.saver = Saver(
             Path(self.run.record.folder) / "checkpoints", self.run.checkpoint.keep, mesh, self.run.stop.hang_seconds,
@@ -75,9 +75,7 @@ class Loop:
         self.told: Saved | None = None
         self.saved_step = -1
         self.last_batch = (0, 0)  # first sample and size
-        self.mfu_is_impossible = False
         self.saved_at = time.monotonic()
-        self.steps_here = 0  # of this process
 
     # --- before the first step ---------------------------------------------------------------------------------------
 
@@ -106,68 +104,18 @@ class Loop:
             self.display.note(split.describe())
         return splits
 
-    def _assert_parameters(self) -> None:
-        """The live modules hold exactly the tensors that were predicted, on every rank."""
-        expected = {
-            t.name: t.local_shape(self.run.parallel.tensor)
-            for t in parameters.rank_tensors(self.run.model, self.run.parallel, self.mesh.pipeline_rank)
-        }
-        live = self.engine.shapes_on_tensor_rank()
-        if live != expected:
-            wrong = sorted(set(live.items()) ^ set(expected.items()))[:6]
-            raise error("T001", place=f"rank {dist.get_rank()}", difference=wrong)
-        held = torch.tensor(self.engine.unique_numel(), device=self.mesh.device)
-        unique = int(self.mesh.all_reduce(held, ("pipeline",)).item())
-        planned = parameters.unique(self.run.model, self.run.parallel.tensor)
-        if unique != planned:
-            raise error("T001", difference=f"{unique:,} parameters live, {planned:,} planned")
-        self.counted = {"unique": unique, "planned": planned}
-        self.display.note(f"parameters: {unique:,} unique, counted on the live model and equal to the plan")
-
     def resume(self) -> None:
         """Continue from this run's newest complete checkpoint; where it has none, from what `checkpoint.load` names."""
-        path = self._choose()
+        path = resume.choose(self.run, self.mesh, self.display.note, self._record)
         if path is not None:
             self._load(path)
         self._describe()
         self._record(Event(self.state.step, "start", {"checkpoint": str(path) if path else None}))
         self._record(Event(self.state.step, "parameters", self.counted))
 
-    def _choose(self) -> Path | None:
-        """The newest checkpoint that is whole and undamaged; None for a run that has none and is told of none."""
-        asked, own = self.run.checkpoint.load, Path(self.run.record.folder)
-        found: list[Path] = []
-        if self.mesh.is_first:
-            for line in store.recover(own / "checkpoints"):
-                self.display.note(line)
-            sources = store.sources(own, Path(asked) if asked else None)
-            found = [path for source in sources for path in store.newest_first(source)]
-        said = [found]  # by the first rank: a shared disk may show others an older folder
-        dist.broadcast_object_list(said)
-        passed = []
-        for path in said[0]:
-            why = self._problem(path)
-            if not why:
-                return path
-            if path == Path(asked):
-                raise error("C001", "checkpoint.load", path=path, detail=why)
-            passed.append(f"{path.name} was passed over: {why}")
-            self.display.note(f"passed over {path}: {why}")
-            self._record(Event(self.state.step, "passed_over", {"checkpoint": str(path), "why": why}))
-        if asked or passed:  # beginning anew would give up what those hold
-            raise error("C002", "checkpoint.load", path="; ".join([asked or str(own), *passed]))
-        return None
-
-    def _problem(self, path: Path) -> str:
-        """What is wrong with a checkpoint, the same on every rank; each checks a share of its files."""
-        whys = [""] * dist.get_world_size()
-        found = store.problem(path) or store.damage(path, dist.get_rank(), dist.get_world_size())
-        dist.all_gather_object(whys, found)
-        return next(filter(None, whys), "")
-
     def _load(self, path: Path) -> None:
         saved = store.read_state(path)
-        self._compare(path, saved)
+        resume.compare(path, saved, self.run, self.splits["train"], self.mesh, self.display.note, self._record)
         self.state = State(**saved["state"])
         if saved["scaler"]:
             self.engine.scaler.load(saved["scaler"])
@@ -179,27 +127,6 @@ class Loop:
         if self.folder and store.is_inside(path, self.folder.path) and self.folder.position < recorded:
             self.display.note("warning: metrics.jsonl is shorter than when the checkpoint was saved: lines are lost")
         self.display.note(f"resumed from {path} after {self.state.step} steps, {self.state.samples:,} samples")
-
-    def _compare(self, path: Path, saved: dict[str, Any]) -> None:
-        """Say what this run does otherwise than the one that saved; refuse what changes the network or the tokens."""
-        same = [True]
-        if self.mesh.is_first and saved.get("batch"):
-            same = [self._reads_alike(**saved["batch"])]
-        dist.broadcast_object_list(same)
-        step = saved["state"].get("step", 0)
-        found = changes.judge(load(path / "run.toml").run, self.run, step, same[0], path)
-        for change in found:
-            self.display.note(f"changed since the checkpoint: {change}")
-        if found:
-            detail = {change.key: [change.there, change.here] for change in found}
-            self._record(Event(step, "changed", detail))
-
-    def _reads_alike(self, first: int, size: int, hash: str) -> bool:
-        """Whether the samples that were trained on last are still those that stand there."""
-        split = self.splits["train"]
-        if first + size > split.num_samples:  # nothing is left to train on
-            return True
-        return f"{sum(fingerprint(split.batch(number, 1)) for number in range(first, first + size)):x}" == hash
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -225,7 +152,7 @@ class Loop:
         while result is None:
             outcome = self._step()
             if outcome.updated and self.state.updates == 1:
-                self._check_memory()
+                self.audit.memory(self.state.step)
             self._tell_saved(self.saver.outcome)
             self._between_steps()
             result = self._stop_reason(outcome)
@@ -241,11 +168,8 @@ class Loop:
         with self.clock.phase("data"):
             batches = share(self.splits["train"], state.samples, size, run, self.mesh)
         self.last_batch = (state.samples, size)
-        with self._counting() as counter:
+        with self.audit.traffic(state.step + 1, len(batches)):
             outcome = step(run, self.engine, batches, rate, state.step, self.clock)
-        if counter is not None:
-            self._check_traffic(counter, len(batches))
-        self.steps_here += 1
         state.advance(size, run.model.seq_length, outcome.updated, outcome.nan)
         seconds = time.perf_counter() - began
         timers = self.clock.lap(seconds)
@@ -265,64 +189,11 @@ class Loop:
             learning_rate=rate, loss_scale=outcome.loss_scale if run.precision.scales_loss else None,
             skipped=int(not outcome.updated), nan=int(outcome.nan), seconds=seconds,
             tokens_per_second=tokens_per_second, memory=bytes_by_kind,
-            model_flops_per_second=rate_of_flops, mfu=self._mfu(size, seconds), batch_size=size, timers=timers,
+            model_flops_per_second=rate_of_flops, mfu=self.audit.mfu(state.step, size, seconds), batch_size=size, timers=timers,
             batch_hash=f"{self.engine.fingerprint:x}",
         )  # fmt: skip
         self._record(line)
         self.display.step(line, state, self.clock.remaining(self.total_steps - state.step))
-
-    def _mfu(self, batch_size: int, seconds: float) -> float | None:
-        """Model FLOPs (causal) over the chip's dense peak; None where the chip is unknown or the figure impossible."""
-        run = self.run
-        model_flops = flops.model_flops(run.model, run.padded_vocab_size) * batch_size
-        try:
-            use = flops.utilization(
-                model_flops, seconds, run.parallel.world_size, hardware.of(run.hardware), run.precision.compute, "model"
-            )
-        except UserError as impossible:  # the figure is wrong, the training is not
-            if not self.mfu_is_impossible:
-                self.display.note(str(impossible))
-                self._record(Event(self.state.step, "mfu_impossible", {"problem": impossible.problems[0].rule}))
-            self.mfu_is_impossible = True
-            return None
-        return use.value if use else None
-
-    def _check_memory(self) -> None:
-        """Predicted against measured memory, once, after the first step that made the optimizer's states."""
-        measured = {**measure.memory(self.mesh), "tensors": measure.live_tensors(self.mesh)}
-        found = memory.check(self.run, measured, host=self.mesh.device.type == "cpu")
-        for entry in found:
-            self.display.note(f"memory, {entry}")
-        if "rss" in measured:
-            rest = measured["rss"] - measured["tensors"]
-            self.display.note(f"memory not modelled: {rest / 2**20:,.1f} MiB of the process are no live tensors")
-        detail = {entry.kind: {**asdict(entry), "error": entry.error} for entry in found}
-        ranks = measure.memory_by_rank(self.mesh)
-        self._record(Event(self.state.step, "memory", {"checked": detail, "measured": measured, "ranks": ranks}))
-
-    def _counting(self) -> AbstractContextManager[TrafficCounter | None]:
-        """Counts what the process's second step sends: the first one also makes connections. Compiled blocks hide their
-        operations from it."""
-        if self.steps_here != 1 or self.run.parallel.compile:
-            return nullcontext()
-        return TrafficCounter(self.mesh, self.engine.tied.group)
-
-    def _check_traffic(self, counter: TrafficCounter, micro_batches: int) -> None:
-        """Predicted against counted collectives, on every rank; all ranks call it together."""
-        wrong = counter.wrong_by_rank(self.run, micro_batches)
-        for place, (planned, counted) in wrong.items():
-            self.display.note(f"traffic, {place}: planned (calls, bytes) {planned}, counted {counted}")
-        if not wrong:
-            calls, size = counter.calls.total(), counter.bytes.total()
-            self.display.note(
-                f"traffic: {calls:,} collectives and messages, {size / 2**20:,.2f} MiB a step on this rank, "
-                "counted on every rank and equal to the plan"
-            )
-        rows = [
-            {"kind": kind, "axis": axis, "calls": calls, "bytes": size}
-            for (kind, axis), (calls, size) in sorted(counter.found().items())
-        ]
-        self._record(Event(self.state.step + 1, "traffic", {"first_rank": rows, "wrong": wrong}))
 
     def _between_steps(self) -> None:
         """Evaluation and checkpoints that are due."""
