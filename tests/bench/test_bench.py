@@ -77,14 +77,14 @@ def test_a_bench_of_every_kind_of_arm(t1, tmp_path):
         "--arm", f"fails={program(tmp_path, 'fails', 'raise SystemExit(3)')}",
         "--arm", f"rubbish={program(tmp_path, 'rubbish', RUBBISH)}",
         "--arm", f"hungry={program(tmp_path, 'hungry', HUNGRY)}",
-        "--arm", "absent=/no/such/program",
+        "--arm", "absent=/no/such/program", "--arm", "nul=tr\0ue",
     ]  # fmt: skip
     done = bench(*options)
     assert done.exit_code == 0, done.output
     found = {one["name"]: one for one in json.loads((folder / "bench.json").read_text())["arms"]}
     assert {name: one["status"] for name, one in found.items()} == {
         "data2": "ok", "tensor3": "refused", "other": "ok", "fails": "failed",
-        "rubbish": "unreadable", "hungry": "out of memory", "absent": "failed",
+        "rubbish": "unreadable", "hungry": "out of memory", "absent": "failed", "nul": "failed",
     }  # fmt: skip
     assert "3 ranks" in found["tensor3"]["reason"] and "exit code 3" in found["fails"]["reason"]
 
@@ -305,7 +305,8 @@ def test_a_table_of_cases(tmp_path):
     ("text", "says"),
     [
         ("\ufeffnodes gpus\n", "no case"), ("nodes colour\n1 red\n", "colour"), ("nodes gpus\n1\n", "1 cells"),
-        ("nodes gpus\n1 x\n", "x"), ("fp16\nperhaps\n", "perhaps"),
+        ("nodes gpus\n1 x\n", "gpus is x, not"),
+        ("nodes,gpus\n,1\n", "nodes is empty"), ("micro\n0\n", "micro is 0"), ("fp16\nperhaps\n", "perhaps"),
     ],
 )  # fmt: skip
 def test_a_bad_table_is_named(tmp_path, text, says):

@@ -114,7 +114,7 @@ def cases(path: Path) -> dict[str, tuple[int, tuple[str, ...]]]:
             raise error("B002", place=f"{path}: row {number}", detail=f"{len(row)} cells under {len(head)} columns")
         case = dict(zip(head, row, strict=True))
         try:
-            world = int(case.get("nodes", "1")) * int(case.get("gpus", "1"))
+            world = _whole("nodes", case.get("nodes", "1")) * _whole("gpus", case.get("gpus", "1"))
             values = tuple(f"{COLUMNS[name]}={_cell(name, text)}" for name, text in case.items() if name in COLUMNS)
         except ValueError as failure:
             raise error("B002", place=f"{path}: row {number}", detail=str(failure)) from None
@@ -130,4 +130,11 @@ def _cell(name: str, text: str) -> str:
             raise ValueError(f"{name} is {text}, not true or false")
         on = yes[text.lower()]
         return ("fp16" if on else "fp32") if name == "fp16" else ("full" if on else "none")
-    return str(int(text))
+    return str(_whole(name, text))
+
+
+def _whole(name: str, text: str) -> int:
+    """Raises ValueError."""
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
+        raise ValueError(f"{name} is {text or 'empty'}, not a positive whole number")
+    return int(text)

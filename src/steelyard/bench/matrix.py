@@ -99,8 +99,8 @@ class Matrix:
         command = [*arm.command, f"record.folder={record}"] if arm.ours else list(arm.command)
         try:
             ended = process.run(command, log, self.rule.timeout_minutes, lambda: self._warming_up(arm, record, log))
-        except OSError as failure:
-            reason = f"{command[0]} cannot be started: {failure.strerror}"
+        except (OSError, ValueError) as failure:  # a NUL in a word is a ValueError
+            reason = f"{command[0]} cannot be started: {getattr(failure, 'strerror', None) or failure}"
             return {**result, "status": "failed", "reason": reason}
         result |= {"exit_code": ended.code, "wall_seconds": ended.seconds, "sampled": ended.sampled}
         if bad := _failure(ended, log, self.rule.timeout_minutes):
