@@ -116,7 +116,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _absurd(value: Any) -> bool:
-    """Whether a number is beyond any setting, as a torn log makes them: not known then, and nothing computes with it."""
+    """Whether a number is beyond any setting, as a torn log has them: not known then, and nothing computes with it."""
     if isinstance(value, list | tuple):
         return any(map(_absurd, value))
     return isinstance(value, int) and abs(value) >= 2**63

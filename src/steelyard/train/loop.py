@@ -189,8 +189,8 @@ class Loop:
             learning_rate=rate, loss_scale=outcome.loss_scale if run.precision.scales_loss else None,
             skipped=int(not outcome.updated), nan=int(outcome.nan), seconds=seconds,
             tokens_per_second=tokens_per_second, memory=bytes_by_kind,
-            model_flops_per_second=rate_of_flops, mfu=self.audit.mfu(state.step, size, seconds), batch_size=size, timers=timers,
-            batch_hash=f"{self.engine.fingerprint:x}",
+            model_flops_per_second=rate_of_flops, mfu=self.audit.mfu(state.step, size, seconds), batch_size=size,
+            timers=timers, batch_hash=f"{self.engine.fingerprint:x}",
         )  # fmt: skip
         self._record(line)
         self.display.step(line, state, self.clock.remaining(self.total_steps - state.step))
