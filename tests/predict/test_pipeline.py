@@ -42,6 +42,11 @@ def one_forward_one_backward(ranks, micro_batches):
         yield order
 
 
+def all_forward_all_backward(ranks, micro_batches):
+    for rank in range(ranks):
+        yield [(kind, rank, n) for kind in ("FORWARD", "FULL_BACKWARD") for n in range(micro_batches)]
+
+
 def waiting(order, costs):
     """The mean share of the time that ranks wait, when stage s takes costs[s] for each of the three passes."""
     done, clock = {}, [0.0] * len(order)
@@ -87,14 +92,17 @@ def test_the_schedules_of_pytorch(schedule, virtual, ranks, micro_batches):
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (8, 64)])
-def test_one_forward_one_backward_with_unequal_stages(ranks, micro_batches):
+@pytest.mark.parametrize(
+    ("schedule", "order"), [("1f1b", one_forward_one_backward), ("gpipe", all_forward_all_backward)]
+)
+def test_unequal_stages(schedule, order, ranks, micro_batches):
     from steelyard.predict import stages
 
     model = Model(num_layers=2 * ranks, hidden_size=64, num_attention_heads=4, seq_length=64, vocab_size=3000)
-    parallel = Parallel(pipeline=ranks, stages=(2,) * ranks)
+    parallel = Parallel(pipeline=ranks, stages=(2,) * ranks, pipeline_schedule=schedule)
     costs = [float(cost) for cost in stages.costs(model, parallel)]
     assert max(costs) > 1.2 * min(costs)
-    played = waiting(list(one_forward_one_backward(ranks, micro_batches)), costs)
+    played = waiting(list(order(ranks, micro_batches)), costs)
     assert bubble(model, parallel, micro_batches).fraction == pytest.approx(played, abs=1e-12)
 
 

@@ -37,6 +37,10 @@ class Arm:
     def ours(self) -> bool:
         return self.run is not None or bool(self.refusal)
 
+    def record(self, folder: Path) -> Path:
+        """What it leaves in the folder of a round: our run folder, or another program's log."""
+        return folder / ("run" if self.ours else "output.log")
+
     @property
     def identity(self) -> str:
         """The same for arms that would run the same; a result is only kept for its own arm. Another program is the same

@@ -3,6 +3,7 @@ bench that was cut short goes on where it stood, and a failure is a result with 
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -67,7 +68,7 @@ class Matrix:
             return None
         if found["status"] == "timed out" and found["timeout_minutes"] != self.rule.timeout_minutes:
             return None
-        if found["status"] == "ok" and not (folder / ("run" if arm.ours else "output.log")).exists():
+        if found["status"] == "ok" and not arm.record(folder).exists():
             return None
         return {**found, "folder": str(folder), "kept": True}
 
@@ -88,41 +89,41 @@ class Matrix:
         if arm.refusal:
             return {**result, "status": "refused", "reason": arm.refusal}
         if folder.exists():
-            _remove(folder)
+            shutil.rmtree(folder)  # what a round that was cut short has left
         folder.mkdir(parents=True)
         dtype = arm.run.precision.compute if arm.run else "fp32"
         if dtype not in beside:
             beside[dtype] = peak.measure(dtype)
         measured = beside[dtype]
         result["peak"] = asdict(measured) if measured else None
-        log, record = folder / "output.log", folder / "run"
+        log, record = folder / "output.log", arm.record(folder)
         command = [*arm.command, f"record.folder={record}"] if arm.ours else list(arm.command)
         try:
-            ended = process.run(command, log, self.rule.timeout_minutes, lambda: self._warming_up(arm, record, log))
+            ended = process.run(command, log, self.rule.timeout_minutes, lambda: self._warming_up(arm, record))
         except (OSError, ValueError) as failure:  # a NUL in a word is a ValueError
             reason = f"{command[0]} cannot be started: {getattr(failure, 'strerror', None) or failure}"
             return {**result, "status": "failed", "reason": reason}
         result |= {"exit_code": ended.code, "wall_seconds": ended.seconds, "sampled": ended.sampled}
         if bad := _failure(ended, log, self.rule.timeout_minutes):
             return {**result, **dict(zip(("status", "reason"), bad, strict=True))}
-        return {**result, **self._measured(arm, record, log)}
+        return {**result, **self._measured(arm, record)}
 
-    def _warming_up(self, arm: Arm, record: Path, log: Path) -> bool:
+    def _warming_up(self, arm: Arm, record: Path) -> bool:
         """Whether fewer steps than the warm-up's can be seen."""
         try:
             if arm.ours:
                 return (record / "metrics.jsonl").read_text("utf-8").count('"kind": "step"') < self.rule.excluded
-            return not window.has_begun(detect.read(log).steps, self.rule.excluded)
+            return not window.has_begun(detect.read(record).steps, self.rule.excluded)
         except (OSError, UserError):  # it has said nothing yet
             return True
 
-    def _measured(self, arm: Arm, record: Path, log: Path) -> Result:
+    def _measured(self, arm: Arm, record: Path) -> Result:
         rule = self.rule
         try:
             if arm.run is not None:
                 found = window.of_folder(record, arm.run, rule.excluded, rule.steps)
             else:
-                found = window.of_log(log, rule.excluded, rule.steps)
+                found = window.of_log(record, rule.excluded, rule.steps)
         except UserError as failure:
             return {"status": "unreadable", "reason": failure.problems[0].rule if failure.problems else str(failure)}
         if not found.seconds:
@@ -149,10 +150,3 @@ def _failure(ended: process.Ended, log: Path, minutes: float) -> tuple[str, str]
     how = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
     killed = " (the system's answer to a lack of memory)" if ended.code == -9 else ""
     return "failed", f"{how}{killed}: {last}"
-
-
-def _remove(folder: Path) -> None:
-    """What a round that was cut short has left."""
-    import shutil
-
-    shutil.rmtree(folder)

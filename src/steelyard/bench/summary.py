@@ -1,6 +1,7 @@
 """What the rounds of a bench come to: medians with their spread, and ratios pair by pair."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
@@ -65,7 +66,7 @@ def _arm(arm: Arm, results: list[Result], baseline: list[Result]) -> dict[str, A
     each = {f"{key}_per_device": value / devices if value and devices else None for key, value in rates.items()}
     return {
         **shared,
-        "record": one["folder"] + ("/run" if arm.ours else "/output.log"),
+        "record": str(arm.record(Path(one["folder"]))),
         "devices": devices,
         "seconds": seconds,
         **rates,

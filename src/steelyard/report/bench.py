@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import Any
 
 from steelyard.compare.verdict import Comparison
@@ -21,8 +22,8 @@ def line(result: Sheet) -> str:
     kept = " (from an earlier call)" if result.get("kept") else ""
     if result["status"] != "ok":
         return f"{place}: {result['status']}: {comparison.clean(result['reason'])}{kept}"
-    ordered = sorted(result["seconds"])
-    return f"{place}: {ordered[len(ordered) // 2] * 1e3:,.1f} ms a step, {len(ordered)} steps{kept}"
+    seconds = result["seconds"]
+    return f"{place}: {median(seconds) * 1e3:,.1f} ms a step, {len(seconds)} steps{kept}"
 
 
 def table(sheet: Sheet) -> str:

@@ -12,10 +12,7 @@ BAR = (
     ("r", "recomputed"), ("l", "logits"), ("b", "boundary"), ("x", "other"),
 )  # fmt: skip
 BAR_WIDTH = 64
-GIB = 2**30
-
-
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
 
 
 def scaled(size: int) -> tuple[float, str]:
@@ -107,7 +104,7 @@ def rehearsed(found: Sheet) -> str:
     lines = [f"rank {found['rank']} of {found['world']:,}: one step on fake tensors beside the closed form, MiB"]
     for name, row in found["bytes"].items():
         lines.append(
-            f"{name:<16} {row['rehearsed'] / 2**20:>12,.2f} rehearsed {row['predicted'] / 2**20:>12,.2f} predicted "
+            f"{name:<16} {row['rehearsed'] / MIB:>12,.2f} rehearsed {row['predicted'] / MIB:>12,.2f} predicted "
             f"{row['error']:>+8.2%}"
         )
     traffic = found["traffic"]
