@@ -1,10 +1,13 @@
 """`steelyard checkpoint` as a user types it; in a process that has loaded torch already."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
 from steelyard.checkpoint import store
+from tests.train.conftest import T1
 from tests.train.running import train
 
 
@@ -27,12 +30,21 @@ def steelyard(pools):
     return lambda *arguments: pools(1).run(typed, *arguments)[0]
 
 
-@pytest.fixture
-def run(pools, t1, tmp_path):
+@pytest.fixture(scope="module")
+def saved(pools, corpus, tmp_path_factory):
     """Two checkpoints of two ranks: steps 2 and 4."""
+    folder = tmp_path_factory.mktemp("saved")
+    path = folder / "t1.toml"
+    path.write_text(T1.format(data=corpus, folder=folder))
     options = ("evaluation.steps=0", "length.steps=4", "checkpoint.every_steps=2", "parallel.zero=3")
-    train(pools(2), t1, *options, folder=tmp_path / "run")
-    return tmp_path / "run"
+    train(pools(2), path, *options)
+    return folder / "run"
+
+
+@pytest.fixture
+def run(saved, tmp_path):
+    """A copy of it, which a test may damage."""
+    return Path(shutil.copytree(saved, tmp_path / "run"))
 
 
 def test_inspect_says_what_is_in_it(steelyard, run):
