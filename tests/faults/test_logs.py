@@ -3,7 +3,9 @@
 # ruff: noqa: E501  (log lines are as long as they are)
 import json
 import random
+import re
 import time
+import warnings
 
 import pytest
 
@@ -16,9 +18,16 @@ from tests.frameworks.test_logs import MEGATRON as ERAS
 from tests.frameworks.test_logs import OTHERS
 
 BLOCKS = [path.read_text(encoding="utf-8") for path in (LIBAI, MEGATRON)]
-SEEDS = [*BLOCKS, *(text for text, _ in ERAS.values()), *(text for text, _, _ in OTHERS.values())]
+LOGS = MEGATRON.parents[1]
+GOLDEN = [
+    path.read_text(encoding="utf-8")
+    for path in sorted(LOGS.rglob("*"))
+    if path.suffix in (".log", ".txt", ".jsonl") and path.parent.name != "seed" and "LibAI" not in path.parent.name
+]
+SEEDS = [*BLOCKS, *GOLDEN, *(text for text, _ in ERAS.values()), *(text for text, _, _ in OTHERS.values())]
 NASTY = ["\x00", "\x1b[31m", "\x1b]0;", "\r", "|", "nan", "1e999", "-" * 60 + " arguments " + "-" * 60, "９", "ß", "[" * 300,
          "{'" * 200, "(", "<script>", "9" * 400, "iteration 1/1 |" * 50, " ... " * 100, "\u202e", "%s%n", "None"]  # fmt: skip
+NUMBERS = ["0", "-1", "nan", "inf", "1e308", "9" * 14, "0.5"]
 SECONDS = 2.0  # of processor time, for a log of a few kilobytes
 
 
@@ -30,7 +39,7 @@ def mutated(chance: random.Random) -> str:
     for _ in range(chance.randint(1, 8)):
         a, b = sorted(chance.randrange(len(text) + 1) for _ in range(2))
         b = min(b, a + chance.choice([1, 5, 80, 400]))
-        wound = chance.randrange(7)
+        wound = chance.randrange(8)
         if wound == 0:
             text = text[:a] + text[b:]
         elif wound == 1:
@@ -43,6 +52,11 @@ def mutated(chance: random.Random) -> str:
             text = text[:a] + "\n" + text[a:]
         elif wound == 5:
             text = text[:a] + "".join(chr(chance.randrange(1, 0x2FF)) for _ in range(chance.randint(1, 20))) + text[a:]
+        elif wound == 6:
+            figures = list(re.finditer(r"(?<=[ :=(\[])-?\d[\d.e+-]*", text[a : a + 2000]))
+            if figures:
+                figure = chance.choice(figures)
+                text = text[: a + figure.start()] + chance.choice(NUMBERS) + text[a + figure.end() :]
         else:
             other = chance.choice(SEEDS)
             text = text[:a] + other[: chance.randrange(1, 400)] + text[a:]
@@ -52,6 +66,7 @@ def mutated(chance: random.Random) -> str:
 def survive(path, chance: random.Random) -> None:
     path.write_bytes(mutated(chance).encode("utf-8", errors="surrogatepass"))
     started = time.process_time()
+    warnings.simplefilter("error")  # nor a word on the terminal
     try:
         record = detect.read(path)
     except UserError as failure:
@@ -93,6 +108,15 @@ def test_endless_lines(tmp_path):
         )
         assert detect.read(path).steps[-1].loss == 1.0, part[:20]
     assert time.process_time() - started < 20
+
+
+def test_more_ranks_than_any_cluster_has_are_unknown(tmp_path):
+    """A list of stages as long would be made of them."""
+    path = tmp_path / "many.log"
+    text = (LOGS / "52b-on.out").read_text("utf-8")
+    many, count = re.subn(r"(pipeline_model_parallel_size \.+) \d+", rf"\1 {10**14}", text)
+    path.write_text(many)
+    assert count and detect.read(path).config["parallel"].get("pipeline") != 10**14
 
 
 @pytest.mark.parametrize("number", [2**63, -(10**400), [1, 10**400]])

@@ -4,11 +4,13 @@ A log is hostile: it may be a gigabyte, hold one endless line, bytes that are no
 overwrite themselves, and the prefix of a launcher on every line.
 """
 
+import ast
 import gzip
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 BLOCK = 1 << 20
 LONGEST = 1 << 18  # characters of a line that are looked at; the rest of it is passed over
@@ -69,6 +71,15 @@ def number(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
+        return None
+
+
+def literal(text: str) -> Any:
+    """A Python value as a program prints it; None for anything else. Python's own remarks about it stay unsaid."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None
 
 

@@ -5,12 +5,11 @@ DeepSpeed's own `steps: N loss: ... samples/sec` line runs on another clock and 
 `megatron/logging.py`, `megatron/neox_arguments/arguments.py`.
 """
 
-import ast
 import re
 from typing import Any
 
 from steelyard.frameworks.deepspeed import log as deepspeed
-from steelyard.frameworks.lines import number, whole
+from steelyard.frameworks.lines import literal, number, whole
 from steelyard.frameworks.megatron import log as megatron
 
 NAME = "GPT-NeoX"
@@ -141,8 +140,5 @@ class Reader(megatron.Reader):
 
 
 def _literal(text: str) -> dict[str, Any]:
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return {}
+    value = literal(text)
     return value if isinstance(value, dict) else {}

@@ -5,14 +5,13 @@ replaced by the mean of the others (`logging_nan_inf_filter`, on by default). So
 `trainer.py`.
 """
 
-import ast
 import json
 import re
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from steelyard.frameworks.lines import lines, number, whole
+from steelyard.frameworks.lines import lines, literal, number, whole
 from steelyard.frameworks.reading import GIB, Reading
 from steelyard.record.schema import Record, Validation
 
@@ -144,15 +143,13 @@ def _beside(reading: Reading, path: Path) -> None:
 
 
 def _literal(text: str) -> dict[str, Any] | None:
-    try:
-        value = ast.literal_eval(re.sub(r"(?<=: )(nan|-?inf)(?=[,}])", r"'\1'", text))
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return None
+    value = literal(re.sub(r"(?<=: )(nan|-?inf)(?=[,}])", r"'\1'", text))
     return value if isinstance(value, dict) and all(isinstance(key, str) for key in value) else None
 
 
 def _step(reading: Reading, line: int, step: int, entry: dict[str, Any]) -> None:
-    memory = {kind: round(size * GIB) for key, kind in MEMORY.items() if (size := _number(entry.get(key))) is not None}
+    sizes = {kind: size for key, kind in MEMORY.items() if (size := _number(entry.get(key))) is not None}
+    memory = {kind: round(size * GIB) for kind, size in sizes.items() if 0 <= size < 1e6}
     if memory:
         reading.conventions["memory"] = "PyTorch's allocator, GiB, by a plug-in"
     reading.step(

@@ -77,7 +77,7 @@ class Reader:
         pace = metrics.get("throughput/batches_per_sec")
         samples, tokens = metrics.get("time/sample"), metrics.get("time/token")
         rate = next((metrics[name] for name in metrics if name.startswith("lr-") and name.endswith("group0")), None)
-        memory = {kind: round(metrics[name] * 1e9) for name, kind in MEMORY.items() if name in metrics}
+        memory = {kind: round(metrics[name] * 1e9) for name, kind in MEMORY.items() if 0 <= metrics.get(name, -1) < 1e6}
         batch = self.reading.config.get("batch.global_batch_size")
         self.reading.step(
             line,

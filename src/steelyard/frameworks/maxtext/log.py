@@ -110,7 +110,7 @@ class Reader:
             reading.set("recompute.mode", text, line)
         elif name == "opt_type" and text == "adamw":
             reading.set("optimizer.name", "adamw", line)
-        elif name == "per_device_batch_size" and (size := number(text)) is not None and size >= 1 and size == int(size):
+        elif name == "per_device_batch_size" and (size := number(text)) and size >= 1 and size.is_integer():
             reading.set("batch.micro_batch_size", int(size), line)
         elif name == "ici_fsdp_parallelism" and text not in ("1", "0"):
             reading.set("parallel.zero", 3, line)
@@ -126,5 +126,5 @@ class Reader:
             if peak is not None and (fraction := reading.printed.get(name)) is not None:
                 reading.default("learning_rate.minimum", peak * fraction, name)
         steps, fraction = reading.config.get("length.steps"), reading.printed.get("warmup_steps_fraction")
-        if steps and fraction is not None:
+        if steps and fraction is not None and 0 <= fraction <= 1:
             reading.default("learning_rate.warmup_steps", int(fraction * steps), "warmup_steps_fraction x steps")

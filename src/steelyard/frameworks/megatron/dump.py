@@ -4,10 +4,10 @@ The block lists every argument after parsing, defaults included, under the name 
 are those of flags.py; what a version does not print has that version's default.
 """
 
-import ast
 import re
 from typing import Any
 
+from steelyard.frameworks.lines import literal
 from steelyard.frameworks.megatron import flags, script
 from steelyard.frameworks.reading import Reading
 from steelyard.spec.errors import UserError
@@ -24,6 +24,7 @@ OPPOSITE = {
 }
 POSITIONS = {"absolute": "learned_absolute", "rotary": "rope"}
 SET_ASIDE = 8  # rounds of taking flags out before the whole block is given up
+MOST_RANKS = 10**6  # of any axis: no cluster has more
 
 Entries = dict[str, tuple[str, int]]  # name -> (text, line)
 
@@ -84,9 +85,12 @@ def _arguments(entries: Entries) -> script.Arguments:
         if value is None or value is False or flag.meaning == "irrelevant":
             continue
         try:
-            given[flag.name] = script.typed(flag, value, "")
+            typed = script.typed(flag, value, "")
         except UserError:
             continue
+        if flag.key.startswith("parallel.") and isinstance(typed, int) and typed > MOST_RANKS:
+            continue  # digits that are mixed up: lists as long would be made of it
+        given[flag.name] = typed
     return script.Arguments(given, dated=dated)
 
 
@@ -96,10 +100,8 @@ def _value(text: str) -> Any:
     if found := ENUM.fullmatch(text):
         return found.group(1)
     if text[:1] == "[" and len(text) < 20000:
-        try:
-            return ast.literal_eval(text)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            return text
+        found = literal(text)
+        return text if found is None else found
     return text
 
 

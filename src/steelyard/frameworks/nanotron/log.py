@@ -176,7 +176,7 @@ class Reader:
         config = self.reading.config
         multiple, tensor = config.get("model.vocab_multiple"), config.get("parallel.tensor")
         padded = self.reading.printed.get("padded_vocab_size")
-        if isinstance(multiple, int) and tensor and padded and not padded % (multiple * tensor):
+        if isinstance(multiple, int) and multiple and tensor and padded and not padded % (multiple * tensor):
             config["model.vocab_multiple"] = multiple * tensor
 
 

@@ -5,13 +5,12 @@ The rate is per device and covers the steps since the line before; the memory is
 print a loss of -1. Source: TorchTitan `components/metrics.py`, `train.py`, at 82f7387f and b5bcd76c.
 """
 
-import ast
 import json
 import re
 from typing import Any
 
 from steelyard.frameworks import devices
-from steelyard.frameworks.lines import PREFIX, number, rank, whole
+from steelyard.frameworks.lines import PREFIX, literal, number, rank, whole
 from steelyard.frameworks.reading import GIB, Reading
 from steelyard.record.schema import Validation
 
@@ -284,10 +283,7 @@ def _table(table: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _literal(text: str) -> dict[str, Any]:
-    try:
-        table = ast.literal_eval(text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return {}
+    table = literal(text)
     return table if isinstance(table, dict) else {}
 
 
