@@ -7,7 +7,7 @@ import pytest
 
 from steelyard.frameworks.megatron import flags as megatron_flags
 from steelyard.frameworks.megatron_deepspeed import flags as fork_flags
-from steelyard.spec import UserError
+from steelyard.spec import UserError, resolve
 from steelyard.translate import into, launch, shell
 from tests.translate.conftest import SCRIPTS
 
@@ -291,3 +291,18 @@ def test_other_models_are_refused_by_name(text):
                 "optim = LazyCall(flow.optim.AdamW)(lr=3e-4)\n", name="y.py")  # fmt: skip
     assert [row.flag for row in rate.refused] == ["train.scheduler._target_"]
     assert rate.values["learning_rate"]["peak"] == 3e-4
+
+
+def test_other_python_is_no_configuration(tmp_path):
+    path = tmp_path / "other.py"
+    path.write_text("import os\nrate = 3\nprint(rate)\n")
+    with pytest.raises(UserError, match="F018"):
+        into.read(path)
+
+
+def test_a_pipeline_without_end_breaks_the_rule_of_stages(tmp_path):
+    path = tmp_path / "arguments.txt"
+    path.write_text("--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --micro-batch-size 1 "
+                    "--vocab-size 100 --pipeline-model-parallel-size 99999999999999")  # fmt: skip
+    with pytest.raises(UserError, match="S109"):
+        resolve(dict(into.read(path).values))

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from steelyard.compare.verdict import Comparison
     from steelyard.spec.bench import Bench
 
+MOST_PAIRED = 8  # arms; beyond, the pairs would fill the page
+
 HELP = (
     "Measure runs, and other people's commands beside them, in turn: medians with spread, MFU, memory, and a verdict."
 )
@@ -130,7 +132,7 @@ def _name(text: str) -> str:
 
 
 def _compared(found: dict[str, Any]) -> "tuple[list[tuple[str, str]], list[Comparison]]":
-    """Every pair of arms that have figures, with what `compare` says of it."""
+    """Every pair of arms that have figures, with what `compare` says of it; of many arms, each with the first."""
     from itertools import combinations
 
     from steelyard.compare import compare
@@ -139,4 +141,6 @@ def _compared(found: dict[str, Any]) -> "tuple[list[tuple[str, str]], list[Compa
     good = [arm for arm in found["arms"] if "seconds" in arm]
     records = {arm["name"]: detect.read(arm["record"]) for arm in good}
     names = list(combinations(records, 2))
+    if len(records) > MOST_PAIRED:
+        names = names[: len(records) - 1]
     return names, [compare([records[a], records[b]])[0] for a, b in names]

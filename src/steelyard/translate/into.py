@@ -72,6 +72,9 @@ def of_text(
         return configured.of_file(text, path)
     if path.suffix == ".py":
         settings = libai.read(text, path.name, configured.beside(path.parent))
+        if not settings.keys:
+            detail = f"it sets nothing of {', '.join(libai.ROOTS)}"
+            raise error("F018", place=str(path), path=path, detail=detail, advice="give a LiBai configuration")
         return configured.of_libai(settings, libai.override(settings, told(arguments, "command line")), str(path))
     if not is_script(path, text[:200]) and megatron.is_list(text):
         return megatron_arguments.of_words(_listed(text, path), str(path))

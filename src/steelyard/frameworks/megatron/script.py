@@ -271,6 +271,8 @@ def _stages(given: Arguments, pipeline: int, virtual: int) -> list[int] | None:
     """Layers of each stage: equal, apart from a first and last rank of their own size, or with the embedding and the
     loss counted as a layer each. None (the run file's own split) where Megatron would refuse to divide."""
     layers = given["num-layers"]
+    if pipeline > layers + 2:  # more stages than layers and ends: the run's own rules say so
+        return None
     first, last = given["decoder-first-pipeline-num-layers"], given["decoder-last-pipeline-num-layers"]
     ranks = [0] * pipeline
     if first or last:
