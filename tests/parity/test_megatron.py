@@ -124,8 +124,8 @@ def test_float16_with_every_scale_and_skip(pools, run_path, name, options):
 
 @pytest.mark.parametrize(
     "layout",
-    [(), ("parallel.zero=3",), ("parallel.tensor=2",), ("parallel.tensor=2", "parallel.sequence=true"),
-     ("parallel.pipeline=2",)],
+    [(), ("parallel.zero=3",), ("parallel.tensor=2",),
+     pytest.param(("parallel.tensor=2", "parallel.sequence=true"), marks=pytest.mark.slow), ("parallel.pipeline=2",)],
     ids=["dp2", "dp2 zero 3", "tp2", "tp2 sequence", "pp2"],
 )  # fmt: skip
 def test_two_ranks(pools, run_path, layout):

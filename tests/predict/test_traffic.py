@@ -8,7 +8,7 @@ import pytest
 from steelyard.predict import traffic
 from steelyard.spec import resolve
 
-MODEL = {"num_layers": 8, "hidden_size": 64, "num_attention_heads": 8, "seq_length": 32, "vocab_size": 1000}
+MODEL = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 8, "seq_length": 32, "vocab_size": 1000}
 BF16, MIXED, FP16 = {"compute": "bf16", "gradients": "bf16"}, {"compute": "bf16"}, {"compute": "fp16"}
 CASES = {  # world, micro-batches a rank, sections
     "one rank": (1, 2, {"precision": MIXED}),
@@ -18,7 +18,7 @@ CASES = {  # world, micro-batches a rank, sections
     "sequence, zero 1": (12, 2, {"parallel": {"tensor": 4, "sequence": True, "zero": 1}, "precision": BF16}),
     "partitioned": (64, 4, {"parallel": {"tensor": 8, "pipeline": 4}, "recompute": {"mode": "full", "shard": True}}),
     "zero 3 in a pipeline": (64, 4, {"parallel": {"pipeline": 4, "zero": 3}, "precision": FP16}),
-    "zbv": (16, 8, {"parallel": {"pipeline": 4, "pipeline_schedule": "zbv", "virtual": 2, "tensor": 2,
+    "zbv": (16, 8, {"model": {"num_layers": 8}, "parallel": {"pipeline": 4, "pipeline_schedule": "zbv", "virtual": 2, "tensor": 2,
                                  "sequence": True}, "precision": MIXED}),
     "grouped": (8, 2, {"model": {"kind": "llama", "num_query_groups": 4, "qk_norm": True}, "parallel": {"tensor": 4}}),
 }  # fmt: skip

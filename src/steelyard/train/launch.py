@@ -24,7 +24,7 @@ from steelyard.spec import Loaded, UserError, error
 from steelyard.spec.errors import Reported
 from steelyard.train.loop import Display, Loop, Result
 from steelyard.train.ready import outer_world
-from steelyard.train.watch import Heartbeat, StopSignal, Watch, kill_silent
+from steelyard.train.watch import Heartbeat, StopSignal, Watch, kill_silent, leave_soon
 
 RANKS_PER_CORE = 8
 
@@ -124,6 +124,8 @@ def _joined(loaded: Loaded, display: Callable[[], Display], launched: bool = Fal
         raise _told(failure, watch) from None
     dist.barrier()
     dist.destroy_process_group()
+    if launched and result.code == 130:
+        leave_soon()
     return result
 
 
