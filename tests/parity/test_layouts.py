@@ -11,7 +11,7 @@ from tests.parity.cases import STEPS, compare, train_layout, train_reference
 from tests.parity.covering import OPTIONS, covering, draw, name, pairs, sections
 
 CASES, IMPOSSIBLE = covering(worlds=(2, 4))
-# The array is grown greedily: its first cases hold most pairs, and CI has time for these. `make test-slow` runs the rest.
+# The array is grown greedily: its first cases hold most pairs. CI has time for these; `make test-slow` runs the rest.
 IN_CI = 24
 EIGHT = {
     "layout": "t2p2", "zero": 3, "replicate": 1, "sequence": True, "schedule": "interleaved", "stages": "balanced",

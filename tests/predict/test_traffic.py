@@ -18,8 +18,8 @@ CASES = {  # world, micro-batches a rank, sections
     "sequence, zero 1": (12, 2, {"parallel": {"tensor": 4, "sequence": True, "zero": 1}, "precision": BF16}),
     "partitioned": (64, 4, {"parallel": {"tensor": 8, "pipeline": 4}, "recompute": {"mode": "full", "shard": True}}),
     "zero 3 in a pipeline": (64, 4, {"parallel": {"pipeline": 4, "zero": 3}, "precision": FP16}),
-    "zbv": (16, 8, {"model": {"num_layers": 8}, "parallel": {"pipeline": 4, "pipeline_schedule": "zbv", "virtual": 2, "tensor": 2,
-                                 "sequence": True}, "precision": MIXED}),
+    "zbv": (16, 8, {"model": {"num_layers": 8}, "precision": MIXED, "parallel": {
+        "pipeline": 4, "pipeline_schedule": "zbv", "virtual": 2, "tensor": 2, "sequence": True}}),
     "grouped": (8, 2, {"model": {"kind": "llama", "num_query_groups": 4, "qk_norm": True}, "parallel": {"tensor": 4}}),
 }  # fmt: skip
 
