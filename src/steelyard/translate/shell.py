@@ -6,7 +6,7 @@ that cannot be decided is followed both ways, and what differs afterwards is unk
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -255,7 +255,7 @@ class Shell(Commands):
         else:
             self._branches(rest, source)
 
-    def _both(self, why: str, yes: "object", no: "object") -> None:
+    def _both(self, why: str, yes: Callable[[], object], no: Callable[[], object]) -> None:
         """Follow both ways on copies. A way that ends the script does not count for what comes after."""
         before = self.state
         ends: list[State] = []
@@ -264,7 +264,7 @@ class Shell(Commands):
         for way in (yes, no):
             self.state = before.copy()
             try:
-                way()  # type: ignore[operator]
+                way()
                 ends.append(self.state)
             except Left as exit_:
                 left = exit_

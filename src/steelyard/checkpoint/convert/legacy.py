@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from steelyard.checkpoint.convert.megatron import our_name
+from steelyard.checkpoint.convert.megatron import put
 from steelyard.spec.errors import error
 from steelyard.spec.model import Model
 
@@ -177,10 +177,4 @@ def _place(found: dict[str, Tensor], name: str, whole: Tensor, model: Model) -> 
         if table is None or not torch.equal(table, whole):
             raise error("C009", name="the tied word table", first="the first stage", second="the last stage")
         return
-    ours = our_name(name)
-    if ours is None:
-        raise error("C005", name=name)
-    if model.gated and ".mlp.up." in ours:
-        found[ours.replace(".up.", ".gate.")], found[ours] = whole.chunk(2)
-    else:
-        found[ours] = whole
+    put(found, name, whole, model)

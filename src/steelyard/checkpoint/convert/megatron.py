@@ -55,16 +55,20 @@ def to_ours(tensors: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
     any other name that is not understood."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        if name.endswith("_extra_state"):
-            continue
-        ours = our_name(name)
-        if ours is None:
-            raise error("C005", name=name)
-        if model.gated and ".mlp.up." in ours:
-            found[ours.replace(".up.", ".gate.")], found[ours] = tensor.chunk(2)
-        else:
-            found[ours] = tensor
+        if not name.endswith("_extra_state"):
+            put(found, name, tensor, model)
     return found
+
+
+def put(found: dict[str, Tensor], name: str, whole: Tensor, model: Model) -> None:
+    """Add one of Megatron's tensors under our name, a gated MLP's as two. Raises UserError C005."""
+    ours = our_name(name)
+    if ours is None:
+        raise error("C005", name=name)
+    if model.gated and ".mlp.up." in ours:
+        found[ours.replace(".up.", ".gate.")], found[ours] = whole.chunk(2)
+    else:
+        found[ours] = whole
 
 
 def read(path: Path, model: Model) -> dict[str, Tensor]:
