@@ -1,8 +1,8 @@
 """Cross entropy over the vocabulary without ever holding the logits of all tokens.
 
-Logits are made for a chunk of tokens, turned into that chunk's gradient in place and dropped, so neither pass holds
-more than one chunk and no logit is computed twice. The price: gradients exist before the backward pass, so a loss scale
-must be given to the forward pass.
+Logits are made for a chunk of tokens and turned into that chunk's gradient in place, in one buffer that the next chunk
+takes over, so neither pass holds more than one chunk and no logit is computed twice. The price: gradients exist before
+the backward pass, so a loss scale must be given to the forward pass.
 """
 
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Elements of one chunk of logits: 32 MiB in float32. Large enough to keep the matrix products efficient.
-CHUNK_ELEMENTS = 2**23
+# Elements of one chunk of logits: 64 MiB in float32. Large enough to keep the matrix products efficient.
+CHUNK_ELEMENTS = 2**24
 
 Reduce = Callable[[Tensor, str], Tensor]  # (values, "max" or "sum") -> the same reduced over the shards of the rows
 
@@ -54,21 +54,26 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         weights = weights.to(wide)
         sums = torch.zeros(2, dtype=wide, device=hidden.device)
         own_classes = max(0, min(classes - first_row, head.shape[0]))
-        size = max(1, CHUNK_ELEMENTS // head.shape[0])
+        size = min(hidden.shape[0], max(1, CHUNK_ELEMENTS // head.shape[0]))
+        buffer = hidden.new_empty(size, head.shape[0])  # of the products: logits, then their gradient
+        wide_buffer = buffer if wide == hidden.dtype else torch.empty_like(buffer, dtype=wide)
         for start in range(0, hidden.shape[0], size):
-            chunk = slice(start, start + size)
-            logits = (hidden[chunk] @ head.T).to(wide)  # [tokens, rows]
-            losses, probabilities, own = _losses(logits, labels[chunk] - first_row, own_classes, reduce)
-            sums[0] += (losses * weights[chunk]).sum()
-            sums[1] += (losses * (weights[chunk] > 0)).sum()
+            states = hidden[start : start + size]
+            tokens = slice(start, start + states.shape[0])
+            narrow, logits = buffer[: states.shape[0]], wide_buffer[: states.shape[0]]
+            torch.mm(states, head.T, out=narrow)
+            _copy(narrow, logits)
+            losses, own, totals = _losses(logits, labels[tokens] - first_row, own_classes, reduce)
+            sums[0] += (losses * weights[tokens]).sum()
+            sums[1] += (losses * (weights[tokens] > 0)).sum()
             if grad_hidden is not None and grad_head is not None:
-                grad = _gradient(probabilities, labels[chunk] - first_row, own, weights[chunk] * grad_scale)
-                grad = grad.to(hidden.dtype)
-                torch.mm(grad, head, out=grad_hidden[chunk])
+                _gradient(logits, labels[tokens] - first_row, own, totals, weights[tokens] * grad_scale)
+                _copy(logits, narrow)
+                torch.mm(narrow, head, out=grad_hidden[tokens])
                 if wide == hidden.dtype:
-                    torch.addmm(grad_head, grad.T, hidden[chunk], out=grad_head)
+                    torch.addmm(grad_head, narrow.T, states, out=grad_head)
                 else:
-                    grad_head += grad.T @ hidden[chunk]
+                    grad_head += narrow.T @ states
         if grad_hidden is not None and grad_head is not None:
             ctx.save_for_backward(grad_hidden, grad_head.to(head.dtype))
         return sums
@@ -83,38 +88,32 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return *ctx.saved_tensors, *[None] * 6
 
 
-def _losses(logits: Tensor, labels: Tensor, classes: int, reduce: Reduce | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Token losses [tokens], softmax [tokens, rows] (0 in padding rows), and which labels are rows of this table.
+def _copy(source: Tensor, target: Tensor) -> None:
+    """Between the buffer of the products and the wide one, which are one where both have the same dtype."""
+    if target.dtype != source.dtype:
+        target.copy_(source)
 
-    `labels` count from this table's first row; `logits` is consumed.
+
+def _losses(logits: Tensor, labels: Tensor, classes: int, reduce: Reduce | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Token losses [tokens], which labels are rows of this table, and the softmax's denominators [tokens].
+
+    `labels` count from this table's first row. `logits` [tokens, rows] becomes the softmax's numerators, 0 in padding.
     """
-    own = (labels >= 0) & (labels < classes)
-    picked = logits.gather(1, labels.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]  # [tokens]
-    if reduce is None:
-        logs = torch.log_softmax(logits[:, :classes], dim=1)
-        losses = -logs.gather(1, labels[:, None])[:, 0]
-        probabilities = logs.exp_()
-        return losses, _with_padding(probabilities, logits, classes), own
     if classes < logits.shape[1]:
         logits[:, classes:] = -torch.inf
-    highest = reduce(logits.amax(dim=1), "max")
-    powers = (logits - highest[:, None]).exp_()
-    total = reduce(powers.sum(dim=1), "sum")
-    target = reduce(torch.where(own, picked, 0), "sum")
-    return total.log() + highest - target, powers.div_(total[:, None]), own
+    own = (labels >= 0) & (labels < classes)
+    picked = torch.where(own, logits.gather(1, labels.clamp(0, logits.shape[1] - 1)[:, None])[:, 0], 0)
+    highest = logits.amax(dim=1)
+    if reduce is not None:
+        picked, highest = reduce(picked, "sum"), reduce(highest, "max")
+    totals = logits.sub_(highest[:, None]).exp_().sum(dim=1)
+    if reduce is not None:
+        totals = reduce(totals, "sum")
+    return highest - picked + totals.log(), own, totals
 
 
-def _with_padding(probabilities: Tensor, logits: Tensor, classes: int) -> Tensor:
-    """The softmax at the width of the table, 0 in padding rows; reuses the logits' memory."""
-    if classes == logits.shape[1]:
-        return probabilities
-    logits[:, classes:] = 0
-    logits[:, :classes] = probabilities
-    return logits
-
-
-def _gradient(probabilities: Tensor, labels: Tensor, own: Tensor, weights: Tensor) -> Tensor:
-    """d loss / d logits = weight x (softmax - one-hot), in place."""
-    probabilities.mul_(weights[:, None])
-    safe = labels.clamp(0, probabilities.shape[1] - 1)[:, None]
-    return probabilities.scatter_add_(1, safe, -(weights * own)[:, None])
+def _gradient(numerators: Tensor, labels: Tensor, own: Tensor, totals: Tensor, weights: Tensor) -> None:
+    """d loss / d logits = weight x (softmax - one-hot), in place of the softmax's numerators."""
+    numerators.mul_((weights / totals)[:, None])
+    safe = labels.clamp(0, numerators.shape[1] - 1)[:, None]
+    numerators.scatter_add_(1, safe, -(weights * own)[:, None])

@@ -19,7 +19,7 @@ from steelyard.spec.precision import BYTES
 from steelyard.spec.run import Run
 
 NAME = "steelyard"
-LOSS_CHUNK = 2**23  # elements of a chunk of logits: model/loss.py
+LOSS_CHUNK = 2**24  # elements of a chunk of logits: model/loss.py
 
 
 def sharded(run: Run) -> bool:
@@ -185,32 +185,16 @@ def again(run: Run, size: Sizes, layers: int) -> int:
 
 
 def loss(run: Run, size: Sizes) -> dict[str, int]:
-    """The chunked loss at its widest (model/loss.py): a chunk's logits, their softmax and, from the second chunk on,
-    what the last chunk's names still hold; the gradients of the hidden states (T h w) and of the head (rows x h, wide).
-    The final norm's input and output are alive too.
+    """The chunked loss at its widest (model/loss.py): the buffer of a chunk's logits and, where they are narrow, their
+    wide copy and the product added to the head's gradient; the gradients of the hidden states (T h w) and of the head
+    (rows x h, wide). The final norm's input and output are alive too.
     """
-    tokens = min(size.tokens, max(1, LOSS_CHUNK // size.rows))
-    chunk, several, parallel = tokens * size.rows, size.tokens > tokens, run.parallel.tensor > 1
-    softmax = chunk if parallel or run.model.padding_in_softmax else tokens * run.model.vocab_size
+    chunk = min(size.tokens, max(1, LOSS_CHUNK // size.rows)) * size.rows
     head = size.rows * run.model.hidden_size
     narrow = 0 if size.width == size.wide else size.width
-    padded = run.padded_vocab_size != run.model.vocab_size and not run.model.padding_in_softmax
-    # logits and softmax, or softmax, its cast and one chunk's gradient of the head
-    first = max(
-        size.wide * (chunk + softmax),
-        (1 if padded and not parallel else 2) * size.wide * chunk + narrow * (chunk + head),
-    )
-    if several:
-        old = (size.wide + narrow if padded and not parallel else 2 * size.wide + narrow) * chunk
-        # the second chunk is made while the first one's names still hold theirs; it may be the shorter rest
-        second = min(tokens, size.tokens - tokens)
-        new, of_softmax = second * size.rows, second * softmax // tokens
-        first = max(
-            first, old + (narrow + size.wide) * new, (size.wide + narrow) * chunk + size.wide * (new + of_softmax)
-        )
     return {
         "activations.norm": norm_inputs(run, size) + size.hidden,
-        "logits": first,
+        "logits": (size.wide + narrow) * chunk + narrow * head,
         "loss.gradients": size.hidden + head * size.wide,
     }
 
