@@ -1,5 +1,6 @@
 """Going on from a checkpoint: the same run on any layout, and what may change (field reports A05, C02, D01, D02)."""
 
+import json
 import shutil
 import time
 import warnings
@@ -193,13 +194,20 @@ def test_saving_behind_is_recorded(pools, t1, tmp_path):
             assert len(list((tmp_path / str(world)).glob("checkpoints/step-0000002/shard-*"))) == world
 
 
-def test_a_slow_disk_holds_neither_training_nor_two_saves(pools, t1, tmp_path):
-    from steelyard.record.read import read_folder
-
-    for spans in pools(2).run(_with_a_slow_disk, t1):
+@pytest.mark.parametrize(
+    ("overlap", "order"),
+    [(1, "step 2, saved 2, step 3"), (2, "step 3, saved 2, step 4"), (9, "step 3, step 4, saved 2, saved 4")],
+)
+def test_a_step_counts_only_while_no_more_than_promised_can_be_lost(pools, t1, tmp_path, overlap, order):
+    """However slow the disk, a kill loses at most every_steps + overlap_steps - 1 of the recorded steps. Two saves are
+    never in flight."""
+    for spans in pools(2).run(_with_a_slow_disk, t1, False, overlap):
         assert len(spans) == 2 and spans[0][1] <= spans[1][0]
-    first = read_folder(tmp_path / "run").checkpoints[0]
-    assert first.seconds > 0.5 and first.blocked_seconds < 0.25
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    said = {"step": "step", "checkpoint": "saved"}
+    assert order in ", ".join(f"{said[line['kind']]} {line['step']}" for line in lines if line["kind"] in said)
+    save = next(line for line in lines if line["kind"] == "checkpoint")
+    assert 0.25 < save["blocked_seconds"] <= save["seconds"]
 
 
 def test_a_run_that_fails_leaves_the_save_it_had_begun(pools, t1, tmp_path):
@@ -208,7 +216,7 @@ def test_a_run_that_fails_leaves_the_save_it_had_begun(pools, t1, tmp_path):
     assert newest(tmp_path / "run").name == "step-0000002"
 
 
-def _with_a_slow_disk(path, fails=False):
+def _with_a_slow_disk(path, fails=False, overlap=9):
     """When each file was written, where writing takes half a second longer than it does; `fails` in step 3."""
     true, spans = shards.write, []
 
@@ -231,7 +239,8 @@ def _with_a_slow_disk(path, fails=False):
 
     shards.write = slow
     try:
-        on_rank(path, (*QUIET, "checkpoint.every_steps=2", "length.steps=4"), spoil)
+        options = ("checkpoint.every_steps=2", f"checkpoint.overlap_steps={overlap}", "length.steps=4")
+        on_rank(path, (*QUIET, *options), spoil)
     finally:
         shards.write = true
     return spans

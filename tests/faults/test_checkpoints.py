@@ -130,7 +130,7 @@ def drill(path, tmp_path, world, layout, kills, seed):
             if not struck:
                 assert codes == [0] * world
                 break
-            check(folder, EVERY * (2 if asynchronous else 1), lost, unbroken)
+            check(folder, lost, unbroken)
         resumed = [json.loads(line) for line in digests.read_text().splitlines()] if digests.exists() else []
         assert all(unbroken.digests[step] == found for step, found in resumed), "a resumed run is another run"
         resumes += len(resumed)
@@ -170,7 +170,7 @@ def recorded(folder):
     return path.read_text().count('"kind": "step"') if path.exists() else 0
 
 
-def check(folder, interval, lost, unbroken):
+def check(folder, lost, unbroken):
     """After a kill: what was said to be saved is there, it is what an undisturbed run has at that step, and at most an
     interval of steps is lost."""
     path = folder / "metrics.jsonl"
@@ -184,7 +184,7 @@ def check(folder, interval, lost, unbroken):
     assert not skipped and step >= said
     if newest:
         assert unbroken.digests[step] == digest(hashes(shards.read_whole(newest)), store.read_state(newest))
-    assert reached - step <= interval
+    assert reached - step <= EVERY
     lost.append(reached - step)
 
 
@@ -228,7 +228,7 @@ def test_20_kills_through_the_launcher(t1, tmp_path):  # noqa: F811
         deadline = time.monotonic() + 15
         while of_session(process.pid) and time.monotonic() < deadline:
             time.sleep(0.05)
-        check(folder, 2 * EVERY, lost, unbroken)
+        check(folder, lost, unbroken)
         if recorded_last(folder) >= STEPS:
             assert losses(read_folder(folder)) == unbroken.losses
             shutil.rmtree(folder)

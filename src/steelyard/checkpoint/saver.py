@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,7 @@ class Saver:
         if self._thread is None or self._talk is None:
             return self.outcome
         seen, since = -1, time.monotonic()
+        began, in_flight = time.perf_counter(), self.outcome is None
         while self.outcome is None:
             self._thread.join(POLL_SECONDS)
             if (now := self._talk.progress()) != seen:
@@ -108,6 +109,9 @@ class Saver:
             if time.monotonic() - since > patience:
                 raise TimeoutError("the rank that seals checkpoints is silent")
         self._thread.join()
+        if in_flight:
+            blocked = self.outcome.blocked_seconds + time.perf_counter() - began
+            self.outcome = replace(self.outcome, blocked_seconds=min(blocked, self.outcome.seconds))
         return self.outcome
 
     # --- behind the training ------------------------------------------------------------------------------------------

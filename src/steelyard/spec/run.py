@@ -36,12 +36,16 @@ class Checkpoint(Section):
     A run goes on from its own newest checkpoint; `load` (a run folder or one checkpoint) is where a run that has none
     begins, or the checkpoint of its own that it goes back to. `accept` names the keys that may differ from the run that
     saved although they change what the network computes or which tokens come next.
+
+    While an asynchronous save is written, `overlap_steps` steps are computed; the last of them counts only once the
+    save is sealed. So a kill loses at most `every_steps` + `overlap_steps` - 1 steps.
     """
 
     every_steps: Amount = 1000
     every_minutes: float = Field(0.0, ge=0)
     keep: int = Field(3, ge=1)
     asynchronous: bool = True
+    overlap_steps: int = Field(1, ge=1)
     load: str = ""
     accept: Annotated[tuple[str, ...], Field(strict=False)] = ()
 

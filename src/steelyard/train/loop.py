@@ -170,6 +170,8 @@ class Loop:
         self.last_batch = (state.samples, size)
         with self.audit.traffic(state.step + 1, len(batches)):
             outcome = step(run, self.engine, batches, rate, state.step, self.clock)
+        if state.step + 1 - self.saved_step >= run.checkpoint.overlap_steps:
+            self._wait_for_save()  # a step counts only while no more than the promised ones can be lost
         state.advance(size, run.model.seq_length, outcome.updated, outcome.nan)
         seconds = time.perf_counter() - began
         timers = self.clock.lap(seconds)

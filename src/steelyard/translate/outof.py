@@ -25,7 +25,8 @@ from steelyard.translate import into
 # What says where files are and how a run is watched, not what it computes; never compared.
 ELSEWHERE = (
     "name", "model.kind", "record", "hardware", "engine", "bench", "data.cache", "data.tokenizer", "checkpoint.keep",
-    "checkpoint.asynchronous", "checkpoint.load", "checkpoint.accept", "checkpoint.every_minutes", "stop.hang_seconds",
+    "checkpoint.asynchronous", "checkpoint.overlap_steps", "checkpoint.load", "checkpoint.accept",
+    "checkpoint.every_minutes", "stop.hang_seconds",
     "stop.nan_limit", "stop.on_nan",
 )  # fmt: skip
 WHY = {
