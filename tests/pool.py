@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-TIMEOUT_SECONDS = 120
+TIMEOUT_SECONDS = 300  # a machine may stand still for minutes; a layout takes seconds
 
 
 class Pool:
