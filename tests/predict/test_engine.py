@@ -2,9 +2,10 @@
 
 import pytest
 
-from steelyard.predict import engine
+from steelyard.predict import engine, network
 from steelyard.predict.memory import check, reserved
 from steelyard.spec import resolve
+from tests.parity.covering import covering, sections
 
 MODEL = {"hidden_size": 256, "num_attention_heads": 8, "seq_length": 256, "vocab_size": 5000}
 LLAMA = {"kind": "llama", "num_query_groups": 4}
@@ -27,17 +28,17 @@ LAYOUTS = {
     "zero 2": (0, dict(world=4, parallel={"zero": 2}), 0.002),
     "zero 3": (3, dict(world=4, parallel={"zero": 3}), 0.002),
     "llama": (0, dict(world=2, model=LLAMA), 0.002),
-    "small vocabulary": (0, dict(world=2, model={"vocab_size": 100}), 0.01),
+    "small vocabulary": (0, dict(world=2, model={"vocab_size": 100}), 0.003),
     "tensor": (1, dict(world=4, parallel={"tensor": 2}), 0.002),
-    "tensor and sequence": (0, dict(world=4, parallel={"tensor": 2, "sequence": True}), 0.01),
-    "full recompute": (0, dict(world=2, recompute={"mode": "full"}), 0.005),
-    "selective recompute": (0, dict(world=2, recompute={"mode": "selective", "modules": ["attention", "mlp"]}), 0.005),
-    "attention dropout": (0, dict(world=2, model={"attention_dropout": 0.1}), 0.01),
-    "1f1b, first": (0, dict(world=2, parallel={"pipeline": 2}, batch=PIPED), 0.01),
-    "1f1b, last": (1, dict(world=2, parallel={"pipeline": 2}, batch=PIPED), 0.01),
-    "gpipe": (1, dict(world=2, parallel={"pipeline": 2, "pipeline_schedule": "gpipe"}, batch=PIPED), 0.01),
+    "tensor and sequence": (0, dict(world=4, parallel={"tensor": 2, "sequence": True}), 0.003),
+    "full recompute": (0, dict(world=2, recompute={"mode": "full"}), 0.003),
+    "selective recompute": (0, dict(world=2, recompute={"mode": "selective", "modules": ["attention", "mlp"]}), 0.003),
+    "attention dropout": (0, dict(world=2, model={"attention_dropout": 0.1}), 0.003),
+    "1f1b, first": (0, dict(world=2, parallel={"pipeline": 2}, batch=PIPED), 0.003),
+    "1f1b, last": (1, dict(world=2, parallel={"pipeline": 2}, batch=PIPED), 0.003),
+    "gpipe": (1, dict(world=2, parallel={"pipeline": 2, "pipeline_schedule": "gpipe"}, batch=PIPED), 0.003),
     "interleaved": (0, dict(world=2, parallel={
-        "pipeline": 2, "pipeline_schedule": "interleaved", "virtual": 2}, batch=PIPED), 0.01),
+        "pipeline": 2, "pipeline_schedule": "interleaved", "virtual": 2}, batch=PIPED), 0.005),
     "zero bubble": (1, dict(world=2, parallel={
         "pipeline": 2, "pipeline_schedule": "zero_bubble", "virtual": 2}, batch=PIPED), 0.04),
     "zbv": (1, dict(world=2, parallel={
@@ -62,7 +63,52 @@ def test_the_chunk_of_the_loss_is_the_models():
     """The one number that two rooms hold, since neither may import the other."""
     from steelyard.model import loss
 
-    assert engine.LOSS_CHUNK == loss.CHUNK_ELEMENTS
+    assert network.LOSS_CHUNK == loss.CHUNK_ELEMENTS
+
+
+COVERING, _ = covering(worlds=(2, 4))
+WIDE = {"hidden_size": 512, "num_attention_heads": 8, "seq_length": 512, "vocab_size": 8000, "ffn_hidden_size": 2048}
+
+
+def errors(number, precision):
+    """The error of the peak on every pipeline rank of a layout of the parity suite, at a width where it counts."""
+    from steelyard.train.rehearse import beside_prediction
+
+    world, case = COVERING[number]
+    given = sections(case, world)
+    narrow = ("head_dim", "num_attention_heads", "num_query_groups")  # of the suite's tiny width
+    model = {**WIDE, "vocab_multiple": 4, **{k: v for k, v in given["model"].items() if k not in narrow}}
+    model |= {"num_query_groups": 4} if "num_query_groups" in given["model"] else {}
+    model["num_layers"] = 4 if given["parallel"]["pipeline"] > 1 else 2
+    batch = {"global_batch_size": 8, **given["batch"]}
+    values = {"model": model, "precision": {"compute": precision}, "batch": batch}
+    run = resolve({**values, "parallel": given["parallel"], "recompute": given["recompute"]}, world=world).run
+    for rank in range(0, world, world // run.parallel.pipeline):
+        found = beside_prediction(run, rank)["bytes"]
+        assert found["master"]["error"] == found["optimizer"]["error"] == 0
+        yield abs(found["peak"]["error"])
+
+
+@pytest.mark.parametrize("number", [11, 16, 22, 38, 59, 69])
+def test_layouts_of_the_parity_suite(number):
+    """Dropout and ALiBi under full recompute; saved inputs cut over ranks, interleaved; four stages with selective
+    recompute; sequence parallel with dropout; ZeRO 3."""
+    assert max(errors(number, "fp32")) < 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_all_layouts_of_the_parity_suite(precision):
+    """Where no weight gradients are put off; where they are, the repeats of selective recompute are not modelled."""
+    found = {put_off: [] for put_off in (False, True)}
+    for number, (_, case) in enumerate(COVERING):
+        found[case["schedule"] in ("zero_bubble", "zbv")] += errors(number, precision)
+    for put_off, middle, ninth, most in ((False, 0.001, 0.008, 0.03), (True, 0.04, 0.12, 0.25)):
+        ordered = sorted(found[put_off])
+        half, nine = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.9)]
+        name = "zero bubble" if put_off else "others"
+        print(f"{precision}, {name}: {len(ordered)} ranks, median {half:.2%}, 90th {nine:.2%}, most {ordered[-1]:.2%}")
+        assert half < middle and nine < ninth and ordered[-1] < most
 
 
 @pytest.mark.slow
@@ -75,7 +121,7 @@ def test_large_worlds(world, rank):
     run = make_run(world, wide, {"micro_batch_size": 1, "accumulation": 16}, parallel=layout)
     found = beside_prediction(run, rank)["bytes"]
     assert found["master"]["error"] == found["optimizer"]["error"] == 0
-    assert abs(found["peak"]["error"]) < 0.02
+    assert abs(found["peak"]["error"]) < 0.01
 
 
 def test_classes_add_up_to_the_world():

@@ -2,7 +2,8 @@
 
 import pytest
 
-from steelyard.predict.pipeline import bubble
+from steelyard.predict.pipeline import bubble, order
+from steelyard.predict.stages import chunks
 from steelyard.spec.model import Model
 from steelyard.spec.parallel import Parallel
 
@@ -17,7 +18,6 @@ def orders(parallel, micro_batches):
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from steelyard.parallel.pipeline import SCHEDULES
-    from steelyard.predict.stages import chunks
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=parallel.pipeline)
     try:
@@ -91,19 +91,31 @@ def test_the_schedules_of_pytorch(schedule, virtual, ranks, micro_batches):
     )
 
 
+@pytest.mark.parametrize(("schedule", "virtual"), CASES)
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 2), (2, 6), (4, 8), (4, 20)])
+def test_the_orders_of_pytorch(schedule, virtual, ranks, micro_batches):
+    """Action by action, on every rank."""
+    kinds = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
+    parallel = equal_stages(ranks, schedule, virtual)[1]
+    for rank, actions in orders(parallel, micro_batches).items():
+        held = chunks(parallel, rank)
+        theirs = [(kinds[a.computation_type.name], held.index(a.stage_index)) for a in actions if a is not None]
+        assert order(parallel, rank, micro_batches) == theirs
+
+
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (8, 64)])
 @pytest.mark.parametrize(
-    ("schedule", "order"), [("1f1b", one_forward_one_backward), ("gpipe", all_forward_all_backward)]
+    ("schedule", "played"), [("1f1b", one_forward_one_backward), ("gpipe", all_forward_all_backward)]
 )
-def test_unequal_stages(schedule, order, ranks, micro_batches):
+def test_unequal_stages(schedule, played, ranks, micro_batches):
     from steelyard.predict import stages
 
     model = Model(num_layers=2 * ranks, hidden_size=64, num_attention_heads=4, seq_length=64, vocab_size=3000)
     parallel = Parallel(pipeline=ranks, stages=(2,) * ranks, pipeline_schedule=schedule)
     costs = [float(cost) for cost in stages.costs(model, parallel)]
     assert max(costs) > 1.2 * min(costs)
-    played = waiting(list(order(ranks, micro_batches)), costs)
-    assert bubble(model, parallel, micro_batches).fraction == pytest.approx(played, abs=1e-12)
+    expected = waiting(list(played(ranks, micro_batches)), costs)
+    assert bubble(model, parallel, micro_batches).fraction == pytest.approx(expected, abs=1e-12)
 
 
 def test_no_pipeline_waits_for_nothing():

@@ -1,5 +1,6 @@
 """Finds the model of memory for the system a run is planned for: our own engine, or the folder with a `memory.py`."""
 
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -54,6 +55,6 @@ def of_rank(run: Run, rank: int) -> tuple[Memory, ...] | None:
     pipeline, column = divmod(rest, parallel.data * parallel.context)
     if run.engine.framework == "steelyard":
         shard = column % parallel.shard if parallel.zero else 0
-        return (engine.on_rank(run, pipeline, shard, tensor=tensor, count=1),)
+        return (replace(engine.on_rank(run, pipeline, shard), tensor=tensor, count=1),)
     found = ranks(run)
     return tuple(m for m in found if (m.stage, m.tensor) == (pipeline, tensor))[:1] if found else None

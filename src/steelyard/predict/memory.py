@@ -6,7 +6,8 @@ are integers and stand for what PyTorch's allocator gives out (`allocated`) unle
 
 Names of terms: `boundary` (hidden states sent or received), `activations.norm`, `.attention`, `.scores`, `.mlp`,
 `.dropout`, `.inputs` (what full recompute keeps), `.embedding`, `logits`, `recomputed` (a block run again), `backward`
-(gradients of activations), `communication`, `masks`, `workspaces`, `batch`.
+(gradients of activations), `held back` (those that put-off gradients of weights wait for), `dropout` (masks being
+made), `loss.gradients`, `communication`, `masks`, `workspaces`, `batch`.
 """
 
 from collections.abc import Iterable, Mapping

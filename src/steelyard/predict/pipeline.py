@@ -39,3 +39,56 @@ def bubble(model: Model, parallel: Parallel, micro_batches: int) -> Bubble:
     busy = micro_batches * sum(by_rank) / ranks
     equal = (ranks - 1) / virtual * waits
     return Bubble(1 - busy / (steady + fill), equal / (micro_batches + equal))
+
+
+Action = tuple[
+    str, int
+]  # "F" forward, "B" backward, or its halves "I" (gradients of inputs) and "W" (of weights); chunk
+
+
+def order(parallel: Parallel, rank: int, micro_batches: int) -> list[Action]:
+    """What a rank does in a step, chunk by chunk of the model it holds. Source: the orders of
+    torch.distributed.pipelining.schedules; a test holds the two together."""
+    schedule, ranks, chunks = parallel.pipeline_schedule, parallel.pipeline, parallel.num_stages // parallel.pipeline
+    if schedule == "gpipe":
+        return [("F", 0)] * micro_batches + [("B", 0)] * micro_batches
+    if schedule == "zbv":
+        return _zbv(ranks, rank, micro_batches)
+    put_off = schedule == "zero_bubble"
+    total = micro_batches * chunks
+    a_round = micro_batches // max(1, micro_batches // ranks)
+    behind = ranks - 1 - rank
+    warmup = min(total, (chunks - 1) * a_round + (2 if chunks > 1 and not put_off else 1) * behind)
+    forward = [(number // a_round) % chunks for number in range(total)]
+    backward = [chunks - 1 - chunk for chunk in forward]
+    found: list[Action] = [("F", chunk) for chunk in forward[:warmup]]
+    for number, chunk in enumerate(backward):
+        if warmup + number < total:
+            found.append(("F", forward[warmup + number]))
+        found.append(("I" if put_off else "B", chunk))
+        if put_off and number >= rank:
+            found.append(("W", backward[number - rank]))
+    return found + [("W", chunk) for chunk in backward[total - min(rank, total) :] if put_off]
+
+
+def _zbv(ranks: int, rank: int, micro_batches: int) -> list[Action]:
+    """Down the ranks on the first chunk and up again on the second. Played for as many micro-batches as fill the
+    pipeline, and what is beyond the given ones left out."""
+    total, done = max(2 * ranks - 1, micro_batches), dict.fromkeys([k + c for k in "FIW" for c in "01"], 0)
+    found: list[Action] = []
+
+    def play(*actions: str) -> None:
+        for action in actions:
+            if done[action] < micro_batches:
+                found.append((action[0], int(action[1])))
+            done[action] += 1
+
+    play(*["F0"] * (2 * (ranks - rank) - 1))
+    play(*["F1", "F0"] * rank)
+    play(*["F1", "I1", "W1"] * (ranks - rank))
+    while done["F1"] < done["F0"] or done["F0"] < total:
+        play(*["F0"] * (done["F0"] < total), "I0", "W0", "F1", "I1", "W1")
+    play(*["I0", "I1"] * rank)
+    play(*["I0", "W0"] * (ranks - rank))
+    play(*["W1"] * (done["I1"] - done["W1"]), *["W0"] * (done["I0"] - done["W0"]))
+    return found

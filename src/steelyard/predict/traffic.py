@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from steelyard.predict import engine, parameters, stages
+from steelyard.predict import parameters, stages
+from steelyard.predict.network import LOSS_CHUNK, Sizes, sharded
 from steelyard.predict.parameters import Tensor
 from steelyard.spec.precision import BYTES
 from steelyard.spec.run import Run
@@ -64,14 +65,14 @@ class _Step:
     def __init__(self, run: Run, pipeline_rank: int, index: int, micro: int):
         self.run, self.micro, self.index = run, micro, index
         parallel = run.parallel
-        self.size, self.split = engine.sizes(run), stages.split(run.model, run.parallel)
+        self.size, self.split = Sizes.of(run), stages.split(run.model, run.parallel)
         self.chunks, self.final = stages.chunks(parallel, pipeline_rank), len(self.split) - 1
         self.first, self.last = 0 in self.chunks, self.final in self.chunks
         self.held = parameters.rank_tensors(run.model, parallel, pipeline_rank)
         # ZeRO 0 is one shard per replica
         self.shards = 1 if parallel.zero == 0 else parallel.shard
         self.replicas = parallel.data // self.shards
-        self.fsdp = engine.sharded(run)
+        self.fsdp = sharded(run)
 
     # --- once a step -------------------------------------------------------------------------------------------------
 
@@ -122,7 +123,7 @@ class _Step:
     def _loss(self) -> Iterator[Transfer]:
         """Maximum, sum and the label's logit of every token, a chunk of tokens at a time; the gradient of the hidden
         states once."""
-        chunk = max(1, engine.LOSS_CHUNK // self.size.rows)
+        chunk = max(1, LOSS_CHUNK // self.size.rows)
         chunks, hidden = -(-self.size.tokens // chunk), self.size.hidden
         calls = 3 * chunks * self.micro
         yield Transfer("loss", "all_reduce", "tensor", calls, 3 * self.size.tokens * self.size.wide * self.micro)
