@@ -95,6 +95,19 @@ def test_a_hundred_thousand_mutated_logs(tmp_path):
         survive(tmp_path / "mutated.log", chance)
 
 
+def test_a_model_of_thousands_of_layers(tmp_path):
+    """What a damaged figure says; counting it under every layout took a quarter of a minute."""
+    text = next(seed for seed in SEEDS if "n_layers=" in seed and "total parameters" in seed)
+    before, mesh, after = text.partition("Building 2-D device mesh")
+    text = before.replace("'data_parallel_", "\n'", 1) + after.partition("\n")[2]  # no word of the layout
+    path = tmp_path / "deep.log"
+    path.write_text(re.sub(r"n_layers=\d+", "n_layers=8888", text))
+    assert mesh
+    started = time.process_time()
+    assert compare([detect.read(path), detect.read(MEGATRON)])
+    assert time.process_time() - started < 2 * SECONDS
+
+
 def test_endless_lines(tmp_path):
     """Lines that would take a backtracking pattern for ever."""
     path = tmp_path / "endless.log"

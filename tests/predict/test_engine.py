@@ -5,6 +5,7 @@ import pytest
 from steelyard.predict import engine, network
 from steelyard.predict.memory import check, reserved
 from steelyard.spec import resolve
+from steelyard.spec.precision import BYTES
 from tests.parity.covering import covering, sections
 
 MODEL = {"hidden_size": 256, "num_attention_heads": 8, "seq_length": 256, "vocab_size": 5000}
@@ -71,22 +72,43 @@ WIDE = {"hidden_size": 512, "num_attention_heads": 8, "seq_length": 512, "vocab_
 
 
 def errors(number, precision):
-    """The error of the peak on every pipeline rank of a layout of the parity suite, at a width where it counts."""
+    """The error of the peak on every pipeline rank of a layout of the parity suite."""
     from steelyard.train.rehearse import beside_prediction
 
     world, case = COVERING[number]
-    given = sections(case, world)
-    narrow = ("head_dim", "num_attention_heads", "num_query_groups")  # of the suite's tiny width
-    model = {**WIDE, "vocab_multiple": 4, **{k: v for k, v in given["model"].items() if k not in narrow}}
-    model |= {"num_query_groups": 4} if "num_query_groups" in given["model"] else {}
-    model["num_layers"] = 4 if given["parallel"]["pipeline"] > 1 else 2
-    batch = {"global_batch_size": 8, **given["batch"]}
-    values = {"model": model, "precision": {"compute": precision}, "batch": batch}
-    run = resolve({**values, "parallel": given["parallel"], "recompute": given["recompute"]}, world=world).run
+    run = at_width(sections(case, world), precision, world)
     for rank in range(0, world, world // run.parallel.pipeline):
         found = beside_prediction(run, rank)["bytes"]
         assert found["master"]["error"] == found["optimizer"]["error"] == 0
         yield abs(found["peak"]["error"])
+
+
+def at_width(given, precision, world):
+    """A case of the parity suite at a width where it counts."""
+    narrow = ("head_dim", "num_attention_heads", "num_query_groups")  # of the suite's tiny width
+    said = given.get("model", {})
+    model = {**WIDE, "vocab_multiple": 4, **{k: v for k, v in said.items() if k not in narrow}}
+    model |= {"num_query_groups": 4} if "num_query_groups" in said else {}
+    model["num_layers"] = 4 if given["parallel"].get("pipeline", 1) > 1 else 2
+    others = {k: v for k, v in given.items() if k in ("parallel", "recompute")}
+    batch = {"global_batch_size": 8, **given.get("batch", {})}
+    return resolve({"model": model, "precision": {"compute": precision}, "batch": batch, **others}, world=world).run
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_comes_goes(precision):
+    """At the end of a step nothing is left but the gradients and what was sent last, and no term is ever below 0."""
+    given = [(world, sections(case, world)) for world, case in COVERING]
+    given.append((2, {"parallel": {"pipeline": 2, "pipeline_schedule": "zbv", "virtual": 2, "zero": 3}}))
+    for world, values in given:
+        run = at_width(values, precision, world)
+        for memory in engine.ranks(run, host=True):
+            assert all(size >= 0 for moment in memory.moments for size in moment.terms.values())
+        for rank in range(run.parallel.pipeline):
+            left = engine.step(run, rank).line().left()
+            residual, chunks = 512 * run.batch.micro_batch_size * 512 * BYTES[precision], run.parallel.virtual
+            assert left.pop("batch") > 0 and left.pop("gradients") >= engine.states(run, rank, 0).gradients
+            assert 0 <= left.pop("backward", 0) <= chunks * residual and not left, (rank, left, values)
 
 
 @pytest.mark.parametrize("number", [11, 16, 22, 38, 59, 69])

@@ -140,6 +140,9 @@ def _layout(one: Side) -> tuple[Side, list[Inference]]:
     printed = {k: v for k in COUNTED if isinstance(v := one.record.printed.get(k), int | float)}
     if not printed or ("parallel.tensor" in one.known and "parallel.pipeline" in one.known and not _implied(one)):
         return one, []
+    layers = one.value("model.num_layers")
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        return one, []
     for name, value in printed.items():
         fits = [layout for layout in LAYOUTS if _prints(one, name, layout) == value]
         sizes = {"tensor": {t for t, _ in fits}, "pipeline": {p for _, p in fits}}
@@ -156,6 +159,7 @@ def _layout(one: Side) -> tuple[Side, list[Inference]]:
 
 
 COUNTED = ("deepspeed_total", "deepspeed_unique", "estimated", "parameters")
+MOST_LAYERS = 1000  # each layout is counted tensor by tensor; no model has so many, a damaged log may say so
 LAYOUTS = tuple((t, p) for t in (1, 2, 4, 8, 16) for p in (1, 2, 4, 8, 16, 32, 64))
 
 

@@ -88,12 +88,18 @@ def on_rank(run: Run, pipeline_rank: int, index: int, host: bool = False) -> Mem
     return _on_rank(run, pipeline_rank, index, 0, Parts(run, host))
 
 
-def _on_rank(run: Run, pipeline_rank: int, index: int, count: int, parts: "Parts") -> Memory:
+def step(run: Run, pipeline_rank: int, index: int = 0, parts: "Parts | None" = None) -> "Step":
+    """The step of shard `index` on one pipeline rank; `parts`: the run's, where they have been played already."""
     held = parameters.rank_tensors(run.model, run.parallel, pipeline_rank)
+    return Step(run, pipeline_rank, held, states(run, pipeline_rank, index), parts or Parts(run, False))
+
+
+def _on_rank(run: Run, pipeline_rank: int, index: int, count: int, parts: "Parts") -> Memory:
     state = states(run, pipeline_rank, index)
-    step = Step(run, pipeline_rank, held, state, parts)
     between = States(state.weights, 0, state.master, state.optimizer)  # gradients are a term: they come and go
-    moments = tuple(_moment(name, between, terms) for name, terms in step.moments().items())
+    moments = tuple(
+        _moment(name, between, terms) for name, terms in step(run, pipeline_rank, index, parts).moments().items()
+    )
     return Memory(pipeline_rank, 0, count, moments, {}, between, state.optimizer)
 
 
@@ -162,7 +168,9 @@ class Step:
     @property
     def _largest(self) -> int:
         """Parameters of a block's largest tensor."""
-        return self.run.model.hidden_size * self.run.model.ffn_hidden_size // self.run.parallel.tensor
+        model = self.run.model
+        columns = max(model.ffn_hidden_size, model.query_width + 2 * model.key_value_width)
+        return model.hidden_size * columns // self.run.parallel.tensor
 
     @property
     def others(self) -> int:
@@ -178,18 +186,23 @@ class Step:
         return self.run.parallel.zero >= 2 and self.run.parallel.pipeline == 1
 
     def steady(self) -> Terms:
-        """What is there all along: the batch, in a pipeline a second time, joined."""
+        """What is there while micro-batches run: the batch, in a pipeline a second time, joined. A token has 21 bytes:
+        its id and label (int64), whether it counts (bool), and its sample's number and mask."""
         copies = self.run.batch.accumulation * (2 if self.run.parallel.pipeline > 1 else 1)
         return {"batch": (21 + self.size.wide) * self.size.tokens * copies}
 
-    def moments(self) -> dict[str, Terms]:
+    def line(self) -> Timeline:
+        """The step up to the optimizer. It ends with the gradients, the batch, and in a pipeline what was sent last."""
         line = Timeline()
         line.add(span("forward", self.steady()))
         if self.run.parallel.pipeline == 1:
             self._alone(line)
         else:
             self._pipeline(line)
-        found = line.moments()
+        return line
+
+    def moments(self) -> dict[str, Terms]:
+        found = self.line().moments()
         found["optimizer"] = {"gradients": self.state.gradients}
         return found
 
@@ -214,18 +227,18 @@ class Step:
         """What was received, once it is copied out."""
         return moves("forward", ("communication", -numel * self.size.width if self.shards > 1 else 0))
 
-    def take(self, numel: int, number: int, last: bool, extra: int = 0) -> list[Span]:
+    def take(self, numel: int, number: int, last: bool, extra: int = 0, added: bool = False) -> list[Span]:
         """FSDP takes a unit's gradients after its backward pass in micro-batch `number`: adds them to those in the
         dtype of gradients, or reduces them to shards. The last reduction's input waits for the next one. `extra`: rows
-        of other ranks whose gradients it has as well."""
+        of other ranks whose gradients it has as well; `added`: the last micro-batch's have been added already."""
         narrow, wide = (numel + extra) * self.size.width, (numel + extra) * self.reduced
         casts, sync = narrow != wide, last or self.sync_each
         found = []
-        added = number > 0 and not self.sync_each  # there are gradients to be added to
-        if casts and added:
+        before = number > 0 and not self.sync_each  # there are gradients to be added to
+        if casts and before and not added:
             found.append(moves("reduction", ("gradients", -narrow)))
         if not sync:
-            if casts and not added:
+            if casts and not before:
                 largest = self._largest if numel == self.block else numel + extra
                 held = largest * self.size.width  # the cast of one tensor, beside what it is cast from
                 found.append(
@@ -234,7 +247,7 @@ class Step:
             return found
         if last or self.run.parallel.zero == 3:
             found.append(moves("reduction", ("gathered", -numel * self.size.width)))
-        source, wide = wide if added else narrow, numel * self.reduced
+        source, wide = wide if before else narrow, numel * self.reduced
         shard = wide // self.shards
         again = [("gradients", -shard)] if self.sync_each and number else []
         divided = [("communication", wide), ("communication", -wide)] if self.shards == 1 else []
@@ -315,7 +328,7 @@ class Step:
         if self.fsdp:
             for chunk in chunks:
                 for numel, extra in ((chunk.ends, chunk.others), *[(self.block, 0)] * chunk.layers):
-                    for one in self.take(numel, 1, True, extra):
+                    for one in self.take(numel, 1, True, extra, added=True):
                         line.add(one)
             line.add(moves("reduction", ("communication", -self._reducing)))
 
@@ -425,7 +438,8 @@ class Chunk:
     def through(self) -> Iterator[Span]:
         """Once a micro-batch is through: what its stage was given and has made, and the gradient that came."""
         residual = self.size.residual
-        given, made, came = residual * (not self.first), residual * (not self.last), residual * self.answers
+        given, made = residual * self.receives, residual * (not self.last)  # a neighbour here lets go of what it made
+        came = made
         yield moves("backward", ("boundary", -given), ("activations.norm", -made), ("backward", -came))
 
     # --- zero bubble -------------------------------------------------------------------------------------------------
@@ -441,6 +455,8 @@ class Chunk:
         """The gradients of the inputs: nothing is let go of, and the gradient that came is one of those held."""
         residual = self.size.residual
         yield moves("backward", ("backward", residual * self.answers))
+        if bare:
+            yield moves("backward", ("gathered", (self.ends + self.layers * self.step.block) * self.size.width))
         for index in reversed(range(self.layers)):
             given = residual * (index == self.layers - 1 and not self.last)
             net = {"held back": self.held - given, "recomputed": self.step.repeated}
@@ -462,6 +478,7 @@ class Chunk:
             *[(up, size.ffn)] * gated,
             (up, size.hidden),
         )
+        rest = step.block - sum(numel for numel, _ in products)  # biases, and the weights of norms
         given = 0 if self.last else size.residual  # which the schedule holds
         for index in range(self.layers):  # never full recompute, which runs blocks again as a whole
             moved, before = [], 0
@@ -470,6 +487,7 @@ class Chunk:
                 moved += [("gradients" if keep else "backward", made), ("held back", -used)]
                 moved += [] if keep else [("backward", -before)]
                 before = made
+            moved.append(("gradients", rest * size.width * keep))
             yield moves("backward", *moved, ("backward", 0 if keep else -before))
             yield self._let_go(self.group(index, False)[1])
             yield moves("backward", ("recomputed", -step.repeated))

@@ -504,7 +504,7 @@ class Network:
             return [kept.pop()]
 
         kept = [grad_hidden]
-        made = tape.record([given], tape.new("logits", 2 * size.wide), 2 * size.wide, through, tape.save(grad_head))
+        made = tape.record([given], tape.new("logits", 0), 0, through, tape.save(grad_head))
         del buffers
         return made
 

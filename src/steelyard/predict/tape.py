@@ -1,7 +1,8 @@
 """Autograd in bytes: tensors that have a size and no values, and the order in which a backward pass lets them go.
 
 A network written down in these operations (predict/network.py) allocates, saves and frees what PyTorch's does, so its
-peak needs no list of moments. Memory is freed as there: when the last reference to it is gone.
+peak needs no list of moments. Memory is freed as there: when the last reference to it is gone, so a local name that
+lives on, or a variable that a closure keeps, is a tensor that stays.
 """
 
 from collections.abc import Callable, Sequence

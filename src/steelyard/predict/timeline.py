@@ -42,10 +42,7 @@ def chain(spans: Iterable[Span]) -> Span:
     for one in spans:
         line.add(one)
     name, peak = line.widest()
-    net: Terms = {}
-    for one in line.spans:
-        _merge(net, one.net)
-    return Span(name, net, peak, line.now, max(0, sum(peak.values())))
+    return Span(name, line.left(), peak, line.now, max(0, sum(peak.values())))
 
 
 class Timeline:
@@ -73,6 +70,13 @@ class Timeline:
     def moments(self) -> dict[str, Terms]:
         """What is alive where the spans of each name are widest."""
         return {name: self._terms(index) for name, (_, index) in self._most.items()}
+
+    def left(self) -> Terms:
+        """What is alive at the end."""
+        found: Terms = {}
+        for one in self.spans:
+            _merge(found, one.net)
+        return {term: size for term, size in found.items() if size}
 
     def _terms(self, index: int) -> Terms:
         counted: dict[int, tuple[Span, int]] = {}

@@ -38,7 +38,7 @@ class Checkpoint(Section):
     saved although they change what the network computes or which tokens come next.
 
     While an asynchronous save is written, `overlap_steps` steps are computed; the last of them counts only once the
-    save is sealed. So a kill loses at most `every_steps` + `overlap_steps` - 1 steps.
+    save is sealed. So a kill loses at most `every_steps` + `overlap_steps` - 1 steps, as long as saves succeed.
     """
 
     every_steps: Amount = 1000
