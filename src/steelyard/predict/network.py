@@ -33,7 +33,6 @@ class Sizes:
     wide: int
     hidden: int
     residual: int
-    residual_tokens: int
     query: int
     key: int
     ffn: int
@@ -53,7 +52,6 @@ class Sizes:
             wide=8 if width == 8 else 4,
             hidden=tokens * model.hidden_size * width,
             residual=tokens * model.hidden_size * width // cut,
-            residual_tokens=tokens // cut,
             query=tokens * model.query_width * width // tensor,
             key=tokens * model.key_value_width * width // tensor,
             ffn=tokens * model.ffn_hidden_size * width // tensor,
