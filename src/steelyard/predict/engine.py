@@ -12,7 +12,7 @@ from math import prod
 
 from steelyard.predict import parameters, stages
 from steelyard.predict.memory import Memory, Moment, States
-from steelyard.predict.network import Network, Sizes, play, sharded
+from steelyard.predict.network import Network, Sizes, play, reduces_each, sharded
 from steelyard.predict.parameters import Tensor
 from steelyard.predict.pipeline import order
 from steelyard.predict.timeline import Span, Terms, Timeline, chain, moves, span
@@ -116,7 +116,8 @@ class Step:
 
     def __init__(self, run: Run, pipeline_rank: int, held: tuple[Tensor, ...], state: States, parts: "Parts"):
         self.run, self.parts, self.held, self.state, self.size = run, parts, held, state, parts.size
-        self.fsdp = sharded(run)
+        self.fsdp, self.sync_each = sharded(run), reduces_each(run)
+        self.zero3 = self.fsdp and run.parallel.zero == 3
         self.split = stages.split(run.model, run.parallel)
         self.chunks = stages.chunks(run.parallel, pipeline_rank)
         self.rank, self.final = pipeline_rank, len(self.split) - 1
@@ -180,11 +181,6 @@ class Step:
         rows = (self.run.parallel.tensor - 1) * self.size.rows * self.run.model.hidden_size
         return rows if apart and 0 in self.chunks and not self.sync_each else 0
 
-    @property
-    def sync_each(self) -> bool:
-        """Whether FSDP reduces the gradients of every micro-batch."""
-        return self.run.parallel.zero >= 2 and self.run.parallel.pipeline == 1
-
     def steady(self) -> Terms:
         """What is there while micro-batches run: the batch, in a pipeline a second time, joined. A token has 21 bytes:
         its id and label (int64), whether it counts (bool), and its sample's number and mask."""
@@ -210,13 +206,8 @@ class Step:
 
     def gather(self, numel: int, name: str = "forward") -> Span:
         """A unit's weights in the compute dtype: sent (where masters are wider, after a cast), received, copied out."""
-        whole = numel * self.size.width
-        if self.shards == 1:
-            return moves(name, ("gathered", whole))
-        cast = whole // self.shards if self.narrow else 0
-        return moves(
-            name, ("communication", cast), ("communication", whole), ("communication", -cast), ("gathered", whole)
-        )
+        copied = moves(name, ("gathered", numel * self.size.width))
+        return copied if self.shards == 1 else chain((self.received(numel, name), copied))
 
     def received(self, numel: int, name: str = "forward") -> Span:
         """The received part alone, before it is copied out."""
@@ -267,7 +258,7 @@ class Step:
         line.add(moves("reduction", ("communication", -self._reducing)))
 
     def _forward(self, line: Timeline, number: int) -> None:
-        zero3, gathers = self.run.parallel.zero == 3, self.fsdp and (number == 0 or self.run.parallel.zero == 3)
+        gathers = self.fsdp and (number == 0 or self.zero3)
         parts, keep = self.parts, self._keeps(number == 0)
         if gathers:
             line.add(self.gather(self.ends))
@@ -276,12 +267,12 @@ class Step:
         line.add(parts.embedding(keep)[0])
         for count, checkpointed in self.groups(sum(self.split)):
             if gathers:
-                for _ in range(1 if zero3 else count):
+                for _ in range(1 if self.zero3 else count):
                     line.add(self.gather(self.block))
                     line.add(self.drop(waiting))
                     waiting = self.block
             line.add(parts.group(count, checkpointed, keep)[0])
-            if zero3 and self.fsdp:
+            if self.zero3:
                 line.add(moves("forward", ("gathered", -self.block * self.size.width)))
         line.add(parts.loss(keep)[0])
         if gathers:
@@ -290,7 +281,7 @@ class Step:
             line.add(moves("forward", ("masks", -self.masks())))
 
     def _backward(self, line: Timeline, number: int, last: bool) -> None:
-        zero3 = self.fsdp and self.run.parallel.zero == 3
+        zero3 = self.zero3
         parts, keep, width = self.parts, self._keeps(number == 0), self.size.width
         if zero3:
             line.add(moves("backward", ("gathered", -self.ends * width)))
@@ -355,7 +346,7 @@ class Chunk:
         """An action; `fresh` ones find no gradients of weights, `bare` ones weights that are not gathered."""
         fresh = {"F": False, "B": not self.backward_done, "I": not self.backward_done, "W": not self.weights_done}[kind]
         bare = self.step.fsdp and not self.gathered
-        self.gathered = not (kind == "F" and self.zero3)
+        self.gathered = not (kind == "F" and self.step.zero3)
         self.backward_done = self.backward_done or kind in "BI"
         self.weights_done = self.weights_done or kind == "W"
         if (kind, fresh, bare) not in self._made:
@@ -363,22 +354,18 @@ class Chunk:
             self._made[kind, fresh, bare] = chain(make(fresh, bare))
         return self._made[kind, fresh, bare]
 
-    @property
-    def zero3(self) -> bool:
-        return self.step.fsdp and self.step.run.parallel.zero == 3
-
     def forward(self, fresh: bool, bare: bool) -> Iterator[Span]:
-        step, residual, gathers, zero3 = self.step, self.size.residual, bare, self.zero3
+        step, residual, zero3 = self.step, self.size.residual, self.step.zero3
         if self.receives:
             yield moves("forward", ("boundary", residual))
         waiting = self.ends
-        if gathers:
+        if bare:
             yield step.gather(self.ends)
         yield moves("forward", ("masks", step.masks()))
         if self.first:
             yield step.parts.embedding(False)[0]
         for index, (count, _) in enumerate(step.groups(self.layers)):
-            if gathers:
+            if bare:
                 for _ in range(1 if zero3 else count):
                     yield step.gather(step.block)
                     yield step.drop(waiting)
@@ -388,7 +375,7 @@ class Chunk:
                 yield moves("forward", ("gathered", -step.block * self.size.width))
         if self.last:
             yield step.parts.loss(False)[0]
-        if gathers:
+        if bare:
             yield step.drop(waiting)
         if zero3:
             yield moves("forward", ("gathered", -self.ends * self.size.width))

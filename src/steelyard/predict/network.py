@@ -23,6 +23,11 @@ def sharded(run: Run) -> bool:
     return run.parallel.data > 1 or not precision.compute == precision.gradients == precision.master
 
 
+def reduces_each(run: Run) -> bool:
+    """Whether FSDP reduces the gradients of every micro-batch, and not of a step."""
+    return run.parallel.zero >= 2 and run.parallel.pipeline == 1
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Bytes of one micro-batch's tensors on one rank: a whole hidden state, one between the halves of a block (cut by
@@ -437,7 +442,7 @@ class Network:
                 self.weights(rows)
             return []
 
-        taken = self.tensor > 1 and self.fsdp and self.run.parallel.zero >= 2 and self.run.parallel.pipeline == 1
+        taken = self.tensor > 1 and self.fsdp and reduces_each(self.run)
         inputs = [table] if self.tied_here else []
         hidden = tape.record(inputs, tape.new(term, whole), whole, through_rows)
         if self.tensor > 1:

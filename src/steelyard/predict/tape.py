@@ -136,8 +136,12 @@ class Tape:
 
     def leaf(self, storage: Storage, sink: list[Storage]) -> Var:
         """An input of the network, whose gradient ends in `sink`."""
-        node = Node((), lambda grad: sink.append(grad) or (), (), 0)  # type: ignore[func-returns-value]
-        return Var(storage, storage.size, (node, 0))
+
+        def arrive(grad: Storage) -> Sequence[Storage | None]:
+            sink.append(grad)
+            return ()
+
+        return Var(storage, storage.size, (Node((), arrive, (), 0), 0))
 
     def checkpoint(self, function: Callable[..., Var], *inputs: Var) -> Var:
         """Run a function that keeps its inputs only and is run again in the backward pass."""
