@@ -16,6 +16,7 @@ from torch.distributed.pipelining.schedules import (
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
 )
+from torch.utils.checkpoint import GraphExecGroup
 
 from steelyard.model.gpt import GPT
 from steelyard.parallel.mesh import Mesh
@@ -84,10 +85,14 @@ class Stage(PipelineStage):
         found = super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         if full_backward:
             self._through(bwd_chunk_id)
+        for info in self.args_recv_info[bwd_chunk_id]:
+            if info.buffer is not None:
+                info.buffer.grad = None  # the schedule has it
         return found
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **options: Any) -> None:
-        super().backward_weight_one_chunk(bwd_chunk_id, *arguments, **options)
+        with GraphExecGroup():  # what selective recompute runs again is run once for all weights
+            super().backward_weight_one_chunk(bwd_chunk_id, *arguments, **options)
         accumulate(self.submod)
         self._through(bwd_chunk_id)
 

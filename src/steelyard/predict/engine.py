@@ -7,7 +7,7 @@ allocates is there. The rehearsal (`steelyard plan --rehearse`) runs the real en
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from math import prod
 
 from steelyard.predict import parameters, stages
@@ -18,7 +18,7 @@ from steelyard.predict.pipeline import order
 from steelyard.predict.timeline import Span, Terms, Timeline, chain, moves, span
 from steelyard.spec.model import Model
 from steelyard.spec.parallel import Parallel
-from steelyard.spec.precision import BYTES, Recompute
+from steelyard.spec.precision import BYTES
 from steelyard.spec.run import Run
 
 NAME = "steelyard"
@@ -153,14 +153,6 @@ class Step:
         rule = self.run.recompute
         return rule.mode == "full" or (rule.mode == "selective" and "attention" in rule.modules)
 
-    @cached_property
-    def repeated(self) -> int:
-        """What selective recompute makes again in a block. Where weight gradients are put off, it waits for them."""
-        if self.run.recompute.mode != "selective":
-            return 0
-        plain = self.run.model_copy(update={"recompute": Recompute(mode="none")})
-        return Parts(plain, self.size.host).group(1, False, False)[0].left - self.parts.group(1, False, False)[0].left
-
     def _keeps(self, first: bool) -> bool:
         """Whether gradients of weights stay where they are made: the first, and those FSDP takes at the unit's end."""
         taken = self.fsdp and (self.sync_each or self.size.width != self.reduced)
@@ -206,17 +198,29 @@ class Step:
 
     def gather(self, numel: int, name: str = "forward") -> Span:
         """A unit's weights in the compute dtype: sent (where masters are wider, after a cast), received, copied out."""
-        copied = moves(name, ("gathered", numel * self.size.width))
-        return copied if self.shards == 1 else chain((self.received(numel, name), copied))
+        return chain((self.received(numel, name), moves(name, ("gathered", numel * self.size.width))))
 
     def received(self, numel: int, name: str = "forward") -> Span:
-        """The received part alone, before it is copied out."""
+        """The received part alone, before it is copied out. A single shard is not sent."""
+        if self.shards == 1:
+            return moves(name)
         whole, cast = numel * self.size.width, numel * self.size.width // self.shards if self.narrow else 0
         return moves(name, ("communication", cast), ("communication", whole), ("communication", -cast))
 
     def drop(self, numel: int) -> Span:
         """What was received, once it is copied out."""
         return moves("forward", ("communication", -numel * self.size.width if self.shards > 1 else 0))
+
+    def gather_backward(self, groups: list[tuple[int, bool]], index: int) -> Iterator[Span]:
+        """The weights of a group of blocks before its backward pass, and of the block before it, which is received
+        ahead (and of a group copied out, when its blocks run again)."""
+        if index == len(groups) - 1:
+            yield self.received(self.block, "backward")
+        yield moves("backward", ("gathered", self.block * self.size.width))
+        yield self.drop(self.block)
+        yield moves("backward", ("gathered", (groups[index][0] - 1) * self.block * self.size.width))
+        if index:
+            yield self.received(self.block, "backward")
 
     def take(self, numel: int, number: int, last: bool, extra: int = 0, added: bool = False) -> list[Span]:
         """FSDP takes a unit's gradients after its backward pass in micro-batch `number`: adds them to those in the
@@ -290,13 +294,8 @@ class Step:
         line.add(parts.loss(keep)[1])
         groups = self.groups(sum(self.split))
         for index, (count, checkpointed) in reversed(list(enumerate(groups))):
-            if zero3:
-                if index == len(groups) - 1:
-                    line.add(self.received(self.block, "backward"))
-                line.add(moves("backward", ("gathered", self.block * width), ("communication", -self.block * width)))
-                line.add(moves("backward", ("gathered", (count - 1) * self.block * width)))
-                if index:
-                    line.add(self.received(self.block, "backward"))
+            for one in self.gather_backward(groups, index) if zero3 else ():
+                line.add(one)
             line.add(parts.group(count, checkpointed, keep)[1])
             if self.fsdp:
                 for _ in range(count):
@@ -346,7 +345,8 @@ class Chunk:
         """An action; `fresh` ones find no gradients of weights, `bare` ones weights that are not gathered."""
         fresh = {"F": False, "B": not self.backward_done, "I": not self.backward_done, "W": not self.weights_done}[kind]
         bare = self.step.fsdp and not self.gathered
-        self.gathered = not (kind == "F" and self.step.zero3)
+        if not (kind == "I" and self.first):  # which does nothing yet
+            self.gathered = not (kind == "F" and self.step.zero3)
         self.backward_done = self.backward_done or kind in "BI"
         self.weights_done = self.weights_done or kind == "W"
         if (kind, fresh, bare) not in self._made:
@@ -383,20 +383,24 @@ class Chunk:
             yield moves("forward", ("masks", -step.masks()))
 
     def backward(self, fresh: bool, bare: bool) -> Iterator[Span]:
+        step = self.step
+        early = self.size.residual * (step.run.parallel.virtual > 1)  # the next micro-batch is received meanwhile
+        yield moves("backward", ("backward", self.size.residual * self.answers + early))
+        yield from self.through_blocks(fresh, bare)
+        yield from self.sent(fresh)
+        yield from self.through()
+        yield moves("backward", ("backward", -early))
+
+    def through_blocks(self, fresh: bool, bare: bool) -> Iterator[Span]:
         step, keep = self.step, self.step._keeps(fresh)
         if bare:
             yield step.gather(self.ends, "backward")
             yield step.drop(self.ends)
-        early = self.size.residual * (step.run.parallel.virtual > 1)  # the next micro-batch is received meanwhile
-        yield moves("backward", ("backward", self.size.residual * self.answers + early))
         if self.last:
             yield step.parts.loss(keep)[1]
-        groups = list(enumerate(step.groups(self.layers)))
-        for index, (count, _) in reversed(groups):
-            if bare:
-                for _ in range(count):
-                    yield step.gather(step.block, "backward")
-                    yield step.drop(step.block)
+        groups = step.groups(self.layers)
+        for index, (count, _) in reversed(list(enumerate(groups))):
+            yield from step.gather_backward(groups, index) if bare else ()
             yield self.group(index, keep)[1]
             if step.fsdp:
                 for _ in range(count):
@@ -407,11 +411,8 @@ class Chunk:
             yield step.parts.embedding(keep)[1]
         if step.fsdp:
             yield from step.take(self.ends, 0 if fresh else 1, False, self.others)
-        yield from self.sent(fresh)
-        yield from self.through()
-        yield moves("backward", ("backward", -early))
 
-    def group(self, index: int, keep: bool) -> tuple[Span, Span]:
+    def group(self, index: int, keep: bool) -> list[Span]:
         groups = self.step.groups(self.layers)
         count, checkpointed = groups[index]
         received, answered = index == 0 and not self.first, index == len(groups) - 1 and not self.last
@@ -431,68 +432,43 @@ class Chunk:
 
     # --- zero bubble -------------------------------------------------------------------------------------------------
 
-    @property
-    def held(self) -> int:
-        """What a block's weight gradients will be made of: the gradients of its products' results and of its norms'."""
-        size = self.size
-        inner = size.ffn * (2 if self.step.run.model.gated else 1)
-        return inner + size.query + 2 * size.key + 2 * size.hidden + 2 * size.residual
-
     def inputs(self, fresh: bool, bare: bool) -> Iterator[Span]:
-        """The gradients of the inputs: nothing is let go of, and the gradient that came is one of those held."""
-        residual = self.size.residual
-        yield moves("backward", ("backward", residual * self.answers))
+        """The gradients of the inputs. The first stage has none, and leaves all to the second half."""
+        step, keep = self.step, self.step._keeps(fresh)
+        yield moves("backward", ("backward", self.size.residual * self.answers))
+        if self.first:
+            return
         if bare:
-            yield moves("backward", ("gathered", (self.ends + self.layers * self.step.block) * self.size.width))
+            yield moves("backward", ("gathered", (self.ends + self.layers * step.block) * self.size.width))
+        if self.last:
+            yield step.parts.put_off_loss(keep)[0]
         for index in reversed(range(self.layers)):
-            given = residual * (index == self.layers - 1 and not self.last)
-            net = {"held back": self.held - given, "recomputed": self.step.repeated}
-            within = self.group(index, False)[1].peak
-            yield span("backward", net, max(net, within, key=lambda terms: sum(terms.values())))
-        yield moves("backward", ("backward", 2 * residual), ("backward", -residual))
+            yield self.put_off(index, keep)[0]
         yield from self.sent(fresh)
 
     def weights(self, fresh: bool, bare: bool) -> Iterator[Span]:
-        """The gradients of the weights, after which a micro-batch is through."""
-        step, size, spec = self.step, self.size, self.step.run.model
-        keep, tensor = step._keeps(fresh), step.run.parallel.tensor
-        up = spec.hidden_size * spec.ffn_hidden_size // tensor
-        columns = (spec.query_width + 2 * spec.key_value_width) // tensor
-        gated = 2 if spec.gated else 1
-        products = (  # a weight, and what it was made of
-            (spec.hidden_size * columns, size.query + 2 * size.key + size.residual),
-            (spec.hidden_size * spec.query_width // tensor, size.hidden + size.residual),
-            *[(up, size.ffn)] * gated,
-            (up, size.hidden),
-        )
-        rest = step.block - sum(numel for numel, _ in products)  # biases, and the weights of norms
-        given = 0 if self.last else size.residual  # which the schedule holds
-        for index in range(self.layers):  # never full recompute, which runs blocks again as a whole
-            moved, before = [], 0
-            for number, (numel, used) in enumerate(products):
-                made, used = numel * size.width, used - given * (index == 0 and number == len(products) - 1)
-                moved += [("gradients" if keep else "backward", made), ("held back", -used)]
-                moved += [] if keep else [("backward", -before)]
-                before = made
-            moved.append(("gradients", rest * size.width * keep))
-            yield moves("backward", *moved, ("backward", 0 if keep else -before))
-            yield self._let_go(self.group(index, False)[1])
-            yield moves("backward", ("recomputed", -step.repeated))
-            yield from step.take(step.block, 0 if fresh else 1, False) if step.fsdp else ()
-        if step.masks_stay:
-            yield moves("backward", ("masks", -step.masks()))
+        """The gradients of the weights, from the first block on, and all that their graph has held on to."""
+        step, keep = self.step, self.step._keeps(fresh)
         if self.first:
-            yield step.parts.embedding(keep)[1]
-        if self.last:
-            yield step.parts.loss(keep)[1]
-            yield moves("backward", ("backward", -size.residual))
-        yield from step.take(self.ends, 0 if fresh else 1, False, self.others) if step.fsdp else ()
+            yield from self.through_blocks(fresh, bare)
+        else:
+            parts = [self.put_off(index, keep) for index in range(self.layers)]
+            parts += [step.parts.put_off_loss(keep)] if self.last else []
+            for _, weights, _ in parts:
+                yield weights
+            for _, _, rest in parts:
+                yield rest
+            for _ in range(self.layers if step.fsdp else 0):
+                yield from step.take(step.block, 0 if fresh else 1, False)
+            if step.masks_stay:
+                yield moves("backward", ("masks", -step.masks()))
+            if step.fsdp:
+                yield from step.take(self.ends, 0 if fresh else 1, False, self.others)
         yield from self.through()
 
-    def _let_go(self, back: Span) -> Span:
-        """What a backward pass frees, without the gradients it makes."""
-        freed = {term: value for term, value in back.net.items() if term not in ("backward", "gradients")}
-        return span("backward", freed)
+    def put_off(self, index: int, keep: bool) -> list[Span]:
+        """A block's backward pass in its halves. (Never with full recompute, which runs blocks again as a whole.)"""
+        return self.step.parts.put_off(keep, index == 0, index == self.layers - 1 and not self.last)
 
 
 class Parts:
@@ -500,28 +476,46 @@ class Parts:
 
     def __init__(self, run: Run, host: bool):
         self._run, self._host, self.size = run, host, Sizes.of(run, host)
-        self._played: dict[tuple[object, ...], tuple[Span, Span]] = {}
+        self._played: dict[tuple[object, ...], list[Span]] = {}
 
-    def embedding(self, keep: bool) -> tuple[Span, Span]:
+    def embedding(self, keep: bool) -> list[Span]:
         if ("embedding", keep) not in self._played:
             net = Network(self._run, self._host, keep)
             self._played["embedding", keep] = play("embedding", net, net.embedding)
         return self._played["embedding", keep]
 
-    def loss(self, keep: bool) -> tuple[Span, Span]:
-        if ("loss", keep) not in self._played:
+    def loss(self, keep: bool) -> list[Span]:
+        return self._loss(keep, False)
+
+    def put_off_loss(self, keep: bool) -> list[Span]:
+        """The backward pass in its halves, and what goes after them."""
+        return self._loss(keep, True)[1:]
+
+    def _loss(self, keep: bool, put_off: bool) -> list[Span]:
+        if ("loss", keep, put_off) not in self._played:
             net = Network(self._run, self._host, keep)
-            self._played["loss", keep] = play("loss", net, net.loss, "activations.norm")
-        return self._played["loss", keep]
+            self._played["loss", keep, put_off] = play(
+                "loss", net, net.loss, "activations.norm", put_off=put_off, last=True
+            )
+        return self._played["loss", keep, put_off]
 
     def group(
         self, count: int, checkpointed: bool, keep: bool, received: bool = False, answered: bool = False
-    ) -> tuple[Span, Span]:
+    ) -> list[Span]:
         """`received`, `answered`: at the beginning or the end of a pipeline stage, whose schedule holds on to the input
         or to the result's gradient."""
-        key, term = (count, checkpointed, keep, received, answered), "boundary" if received else "activations.norm"
+        return self._group(count, checkpointed, keep, received, answered, False)
+
+    def put_off(self, keep: bool, received: bool, answered: bool) -> list[Span]:
+        """A block's backward pass in its halves, and what goes after them."""
+        return self._group(1, False, keep, received, answered, True)[1:]
+
+    def _group(
+        self, count: int, checkpointed: bool, keep: bool, received: bool, answered: bool, put_off: bool
+    ) -> list[Span]:
+        key = (count, checkpointed, keep, received, answered, put_off)
         if key not in self._played:
             net = Network(self._run, self._host, keep)
-            run = partial(net.group, count, checkpointed)
-            self._played[key] = play("block", net, run, term, (received, answered))
+            run, term = partial(net.group, count, checkpointed), "boundary" if received else "activations.norm"
+            self._played[key] = play("block", net, run, term, (received, answered), put_off, answered)
         return self._played[key]

@@ -6,7 +6,7 @@ forward and its backward pass, of which a rank's step is put together (predict/e
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from steelyard.predict.tape import Storage, Tape, Var
 from steelyard.predict.timeline import Span, Terms, span
@@ -82,23 +82,22 @@ class Network:
 
     # --- operations --------------------------------------------------------------------------------------------------
 
-    def weights(self, *numels: int) -> None:
+    def weights(self, *numels: int) -> list[Storage]:
         """Gradients of an operation's weights, in the compute dtype."""
         made = [self.tape.new("gradients" if self.keep else "backward", n * self.size.width) for n in numels if n]
         if self.keep:
             self._gradients += made
+        return made
 
     def grad(self, size: int) -> Storage:
         return self.tape.new("backward", size)
 
     def linear(self, x: Var, term: str, size: int, weight: int, bias: int) -> Var:
-        def backward(grad: Storage) -> list[Storage]:
-            mine = self.grad(needed)
-            self.weights(weight, bias)
-            return [mine]
-
         needed, saved = x.size, self.tape.save(x.storage)
-        return self.tape.record([x], self.tape.new(term, size), size, backward, saved)
+        return self.tape.record(
+            [x], self.tape.new(term, size), size, lambda _: [self.grad(needed)], saved,
+            partial(self.weights, weight, bias),
+        )  # fmt: skip
 
     def copy(self, x: Var, term: str) -> Var:
         """A view made contiguous; its gradient is a view again."""
@@ -134,14 +133,10 @@ class Network:
         width = self.spec.head_dim if heads else self.spec.hidden_size
         rows, simple = x.size // size.width // width, self.spec.norm == "rmsnorm"
         if not (simple and size.host):
-
-            def through(grad: Storage) -> list[Storage]:
-                mine = self.grad(grad.size)
-                self.weights(width, 0 if simple else width)
-                return [mine]
-
+            weigh = partial(self.weights, width, 0 if simple else width)
             made, statistics = tape.new(term, x.size), tape.new(term, rows * (1 if simple else 2) * size.wide)
-            return tape.record([x], made, x.size, through, tape.save(x.storage, statistics))
+            saved = tape.save(x.storage, statistics)
+            return tape.record([x], made, x.size, lambda grad: [self.grad(grad.size)], saved, weigh)
         narrow, wide = x.size, x.size // size.width * size.wide
         if narrow != wide:
             x = tape.record([x], tape.new(term, wide), wide, lambda grad: [self.grad(narrow)])
@@ -157,18 +152,19 @@ class Network:
             tape.touch(wide)
             return [mine, self.grad(rows * size.wide)]
 
-        def through_weight(grad: Storage) -> list[Storage]:
-            mine = self.grad(wide)
+        def weigh_channels() -> list[Storage]:
             tape.touch(wide)
-            self.weights(width)
-            return [mine]
+            return self.weights(width)
 
         tape.touch(wide)  # squares
         saved = tape.save(x.storage)
         scale = tape.record([x], tape.new(term, rows * size.wide), rows * size.wide, through_mean, saved)
         normed = tape.new(term, wide)
         product = tape.record([x, scale], normed, wide, through_product, tape.save(scale.storage, x.storage))
-        made_last = tape.record([product], tape.new(term, wide), wide, through_weight, tape.save(normed))
+        saved = tape.save(normed)
+        made_last = tape.record(
+            [product], tape.new(term, wide), wide, lambda _: [self.grad(wide)], saved, weigh_channels
+        )
         if narrow != wide:
             return tape.record([made_last], tape.new(term, narrow), narrow, lambda grad: [self.grad(wide)])
         return self.copy(made_last, term) if heads else made_last
@@ -500,14 +496,17 @@ class Network:
             del wide
         self.head = [grad_head]
 
-        def through(grad: Storage) -> list[Storage]:
-            if not self.tied_here:
-                self.head.clear()
-                self.weights(rows)
-            return [kept.pop()]
+        def weigh() -> list[Storage]:
+            """The head's gradient is there: it becomes what it is the gradient of."""
+            mine = [self.head.pop()]
+            mine[0].become("gradients" if self.keep else "backward")
+            if self.keep:
+                self._gradients += mine
+            return mine
 
-        kept = [grad_hidden]
-        made = tape.record([given], tape.new("logits", 0), 0, through, tape.save(grad_head))
+        saved = tape.save(grad_hidden)
+        del grad_head
+        made = tape.record([given], tape.new("logits", 0), 0, lambda _: saved, saved, None if self.tied_here else weigh)
         del buffers
         return made
 
@@ -518,34 +517,55 @@ def play(
     forward: Callable[..., Var],
     incoming: str = "",
     outside: tuple[bool, bool] = (False, False),
-) -> tuple[Span, Span]:
+    put_off: bool = False,
+    last: bool = False,
+) -> list[Span]:
     """The forward and the backward pass of a part; `incoming`: the term of the hidden state it is given. `outside`:
-    whether others hold on to that state, and to the gradient of what the part makes."""
+    whether others hold on to that state, and to the gradient of what the part makes. `put_off`: the backward pass in
+    its halves, and what goes with the graph after them; `last`: no other part of the stage holds on to this graph."""
     tape, ledger, sink = net.tape, net.tape.ledger, list[Storage]()
+    found: list[Span] = []
+    before: Terms = {}
 
-    def since(before: Terms, name: str) -> Span:
+    def begin() -> None:
+        ledger.reset()
+        before.clear()
+        before.update(ledger.terms)
+
+    def end(name: str) -> None:
         def beyond(terms: Terms) -> Terms:
             return {k: v - before.get(k, 0) for k, v in terms.items() if v != before.get(k, 0)}
 
-        return span(name, beyond(ledger.terms), beyond(ledger.at_peak))
+        found.append(span(name, beyond(ledger.terms), beyond(ledger.at_peak)))
 
     if name == "embedding" and net.tied_here:
         net.head = [Storage(ledger, "loss.gradients", net.size.rows * net.spec.hidden_size * net.size.width)]
     inputs = [tape.leaf(Storage(ledger, incoming, net.size.residual), sink)] if incoming else []
     held = [v.storage for v in inputs] if outside[0] else []
-    ledger.reset()
-    before = dict(ledger.terms)
+    begin()
     made = forward(*inputs)
     inputs.clear()
-    there = since(before, "loss" if name == "loss" else "forward")
+    end("loss" if name == "loss" else "forward")
     # what comes after has let go of the result by now, and its gradient is there
     made.storage = Storage(ledger, "backward", net.size.residual if name != "loss" else 0)
     grad, root = [made.storage], [made]
     held += grad if outside[1] else []
     del made.storage, made
-    ledger.reset()
-    before = dict(ledger.terms)
-    tape.backward(root.pop(), grad.pop())
-    back = since(before, "embedding" if name == "embedding" else "backward")
-    held.clear()
-    return there, back
+    begin()
+    if not put_off:
+        tape.backward(root.pop(), grad.pop())
+        end("embedding" if name == "embedding" else "backward")
+        return found
+    waiting = tape.inputs(root[0], grad.pop())
+    if outside[1]:
+        held[-1].become("backward")
+    if last:
+        root.clear()
+    end("backward")
+    begin()
+    tape.weights(waiting)
+    end("backward")
+    begin()
+    root.clear()
+    end("backward")
+    return found

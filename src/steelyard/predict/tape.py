@@ -5,7 +5,8 @@ peak needs no list of moments. Memory is freed as there: when the last reference
 lives on, or a variable that a closure keeps, is a tensor that stays.
 """
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,27 +39,39 @@ class Storage:
         self.ledger, self.term, self.size = ledger, term, size
         ledger.add(term, size)
 
+    def become(self, term: str) -> None:
+        self.ledger.add(self.term, -self.size)
+        self.term = term
+        self.ledger.add(term, self.size)
+
     def __del__(self) -> None:
         self.ledger.add(self.term, -self.size)
 
 
 # From the gradients of what an operation made, those of its inputs.
 Backward = Callable[..., Sequence[Storage | None]]
+# The gradients of an operation's weights.
+Weigh = Callable[[], list[Storage]]
 
 
 @dataclass(eq=False)
 class Node:
     """An operation of a forward pass: where the gradients of its inputs go, how they are made (None: as they are, for a
-    view), and what it saved for that."""
+    view), what it saved for that; how the gradients of its weights are made, and what it saved for those alone."""
 
     inputs: "tuple[Edge | None, ...]"
     backward: Backward | None
     saved: Any
     order: int
     outputs: int = 1
+    weigh: Weigh | None = None
+
+    def release(self) -> None:
+        self.saved, self.backward, self.weigh = (), None, None
 
 
 Edge = tuple[Node, int]  # an operation, and which of its outputs
+PutOff = tuple[Node, list[Storage | None]]  # an operation with weights, and the gradients that came to it
 
 
 @dataclass(eq=False)
@@ -76,14 +89,23 @@ class _Stop(Exception):
 
 @dataclass(eq=False)
 class _Frame:
-    """A checkpointed function: its operations save nothing, and the first of them that asks runs it again, up to the
-    last saved tensor (as PyTorch's non-reentrant checkpoint)."""
+    """A checkpointed function: its operations save nothing, and the first of them that a backward pass asks runs it
+    again, up to the last saved tensor (as PyTorch's non-reentrant checkpoint). Passes do not share what they repeat."""
 
     function: Callable[..., Var]
     inputs: list[Var]
-    total: int = 0
+    saved: "list[weakref.ref[_Saved]]" = field(default_factory=list)
+    repeats: set[int] = field(default_factory=set)
+    again: int = 0  # the pass that is running it again
+    made: list[tuple[Storage, ...]] = field(default_factory=list)  # of that pass so far
+
+
+@dataclass(eq=False)
+class _Saved:
+    """What an operation of a checkpointed function would have saved: by pass, what was made again and not used yet."""
+
+    frame: _Frame
     made: dict[int, tuple[Storage, ...]] = field(default_factory=dict)
-    again: bool = False
 
 
 class Tape:
@@ -91,7 +113,7 @@ class Tape:
 
     def __init__(self) -> None:
         self.ledger = Ledger()
-        self._order = 0
+        self._order = self._pass = 0
         self._frame: _Frame | None = None
 
     def new(self, term: str, size: int) -> Storage:
@@ -111,18 +133,31 @@ class Tape:
         if frame is None or not storages:
             return storages
         if not frame.again:
-            frame.total += 1
-            return frame, frame.total - 1
-        frame.made[len(frame.made)] = storages
-        if len(frame.made) == frame.total:
+            saved = _Saved(frame)
+            frame.saved.append(weakref.ref(saved))
+            return saved
+        wanted = frame.saved[len(frame.made)]()
+        if wanted:
+            wanted.made[frame.again] = storages
+        frame.made.append(storages)
+        if len(frame.made) == len(frame.saved):
             raise _Stop
         return ()
 
     def record(
-        self, inputs: Sequence[Var], made: Storage, size: int, backward: Backward | None, saved: Any = ()
+        self,
+        inputs: Sequence[Var],
+        made: Storage,
+        size: int,
+        backward: Backward | None,
+        saved: Any = (),
+        weigh: Weigh | None = None,
     ) -> Var:
-        """The tensor an operation made."""
-        return self.split(inputs, [(made, size)], backward, saved)[0]
+        """The tensor an operation made; `weigh`: of an operation with weights."""
+        found = self.split(inputs, [(made, size)], backward, saved)[0]
+        if found.edge:
+            found.edge[0].weigh = weigh
+        return found
 
     def split(
         self, inputs: Sequence[Var], made: Sequence[tuple[Storage, int]], backward: Backward | None, saved: Any = ()
@@ -151,20 +186,62 @@ class Tape:
         return made
 
     def _unpack(self, saved: Any) -> Any:
-        if not saved or not isinstance(saved[0], _Frame):
+        if not isinstance(saved, _Saved):
             return saved
-        frame, number = saved
-        if not frame.again:
-            frame.again, self._frame = True, frame
+        frame = saved.frame
+        if self._pass not in frame.repeats:
+            frame.repeats.add(self._pass)
+            frame.again, self._frame = self._pass, frame
             with suppress(_Stop):
                 frame.function(*frame.inputs)
-            self._frame = None
-        return frame.made.pop(number)
+            frame.again, self._frame = 0, None
+            frame.made.clear()
+        return saved.made.pop(self._pass)
 
     def backward(self, root: Var, grad: Storage) -> None:
         """From the gradient of `root`, through operations in the reverse of their order. Gradients that meet are added
         into a new tensor."""
+        walk = self._walk(root, grad)
+        del root, grad
+        for node, grads in walk:
+            if node.weigh:
+                node.weigh()
+            node.release()
+            del node, grads
+
+    def inputs(self, root: Var, grad: Storage) -> list[PutOff]:
+        """The first half of a backward pass, as zero-bubble schedules have it: nothing that was saved is let go of, and
+        the gradients that came to operations with weights are kept for the second half, which is returned."""
+        found: list[PutOff] = []
+        walk = self._walk(root, grad)
+        del root, grad
+        for node, grads in walk:
+            if node.weigh:
+                found.append((node, list(grads)))
+            del node, grads
+        for _, grads in found:
+            for one in grads:
+                if one is not None:
+                    one.become("held back")
+        return found[::-1]
+
+    def weights(self, put_off: list[PutOff]) -> None:
+        """The second half, operation by operation; the gradients of one's weights wait for the next one's."""
+        self._pass += 1
+        last: list[Storage] = []
+        while put_off:
+            node, _grads = put_off.pop(0)
+            held = self._unpack(node.saved)
+            assert node.weigh
+            last = node.weigh()
+            del held
+            node.release()
+        del last
+
+    def _walk(self, root: Var, grad: Storage) -> Iterator[tuple[Node, list[Storage | None]]]:
+        """Operations whose inputs' gradients have been made, with the gradients that came to them."""
         assert root.edge
+        self._pass += 1
         waiting: dict[int, tuple[Node, list[Storage | None]]] = {}
         self._arrive(waiting, root.edge, grad)
         del root, grad
@@ -172,7 +249,8 @@ class Tape:
             node, grads = waiting.pop(max(waiting))
             held = self._unpack(node.saved)
             found = list(node.backward(*grads)) if node.backward else [*grads] * len(node.inputs)
-            edges, node.saved, node.backward = node.inputs, (), None
+            edges = node.inputs
+            yield node, grads
             del held, node
             grads.clear()
             for edge in edges:
