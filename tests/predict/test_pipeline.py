@@ -2,7 +2,7 @@
 
 import pytest
 
-from steelyard.predict.pipeline import bubble, order
+from steelyard.predict.pipeline import actions, bubble
 from steelyard.predict.stages import chunks
 from steelyard.spec.model import Model
 from steelyard.spec.parallel import Parallel
@@ -10,8 +10,8 @@ from steelyard.spec.parallel import Parallel
 CASES = [("interleaved", 2), ("interleaved", 4), ("zero_bubble", 2), ("zbv", 2)]
 
 
-def orders(parallel, micro_batches):
-    """Rank -> its actions in order, by PyTorch's own schedule over stages that compute nothing."""
+def pytorchs(parallel, micro_batches):
+    """PyTorch's own schedule over stages that compute nothing."""
     import torch
     import torch.distributed as dist
     from torch.distributed.pipelining import PipelineStage
@@ -26,7 +26,7 @@ def orders(parallel, micro_batches):
             PipelineStage(torch.nn.Identity(), n, parallel.num_stages, torch.device("cpu"), input_args=(nothing,))
             for n in chunks(parallel, 0)
         ]
-        return SCHEDULES[parallel.pipeline_schedule](stages, micro_batches, loss_fn=max).pipeline_order
+        return SCHEDULES[parallel.pipeline_schedule](stages, micro_batches, loss_fn=max)
     finally:
         dist.destroy_process_group()
 
@@ -53,9 +53,9 @@ def waiting(order, costs):
     left = [list(actions) for actions in order]
     while any(left):
         moved = False
-        for rank, actions in enumerate(left):
-            while actions:
-                kind, stage, micro = actions[0]
+        for rank, todo in enumerate(left):
+            while todo:
+                kind, stage, micro = todo[0]
                 needs = {
                     "FORWARD": [("forward", stage - 1, micro)] if stage else [],
                     "BACKWARD_WEIGHT": [("input", stage, micro)],
@@ -66,7 +66,7 @@ def waiting(order, costs):
                 clock[rank] = max([clock[rank], *(done[need] for need in needs)]) + length
                 made = {"FORWARD": "forward", "BACKWARD_WEIGHT": "weight"}.get(kind, "input")
                 done[made, stage, micro] = clock[rank]
-                actions.pop(0)
+                todo.pop(0)
                 moved = True
         assert moved, "the order waits for itself"
     busy = 3 * sum(costs) * len({micro for _, _, micro in done}) / len(order)
@@ -84,7 +84,7 @@ def test_the_schedules_of_pytorch(schedule, virtual, ranks, micro_batches):
     model, parallel = equal_stages(ranks, schedule, virtual)
     played = [
         [(a.computation_type.name, a.stage_index, a.microbatch_index) for a in actions if a is not None]
-        for _, actions in sorted(orders(parallel, micro_batches).items())
+        for _, actions in sorted(pytorchs(parallel, micro_batches).pipeline_order.items())
     ]
     assert bubble(model, parallel, micro_batches).schedule == pytest.approx(
         waiting(played, [1.0] * parallel.num_stages), abs=1e-12
@@ -94,13 +94,15 @@ def test_the_schedules_of_pytorch(schedule, virtual, ranks, micro_batches):
 @pytest.mark.parametrize(("schedule", "virtual"), CASES)
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 2), (2, 6), (4, 8), (4, 20)])
 def test_the_orders_of_pytorch(schedule, virtual, ranks, micro_batches):
-    """Action by action, on every rank."""
-    kinds = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
+    """Action by action, on every rank, with what is received from others and when."""
+    kinds = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W", "RECV_F": "RF",
+             "RECV_B": "RB", "REDUCE_GRAD": "R"}  # fmt: skip
     parallel = equal_stages(ranks, schedule, virtual)[1]
-    for rank, actions in orders(parallel, micro_batches).items():
+    ours = actions(parallel, micro_batches)
+    for rank, theirs in pytorchs(parallel, micro_batches).pipeline_order_with_comms.items():
         held = chunks(parallel, rank)
-        theirs = [(kinds[a.computation_type.name], held.index(a.stage_index)) for a in actions if a is not None]
-        assert order(parallel, rank, micro_batches) == theirs
+        known = [(kinds.get(a.computation_type.name), held.index(a.stage_index)) for a in theirs]
+        assert ours[rank] == [action for action in known if action[0]]
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (8, 64)])

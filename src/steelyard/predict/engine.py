@@ -14,7 +14,7 @@ from steelyard.predict import parameters, stages
 from steelyard.predict.memory import Memory, Moment, States
 from steelyard.predict.network import Network, Sizes, play, reduces_each, sharded
 from steelyard.predict.parameters import Tensor
-from steelyard.predict.pipeline import order
+from steelyard.predict.pipeline import actions
 from steelyard.predict.timeline import Span, Terms, Timeline, chain, moves, span
 from steelyard.spec.model import Model
 from steelyard.spec.parallel import Parallel
@@ -251,6 +251,11 @@ class Step:
         self._reducing = wide
         return found
 
+    def reduced_all(self) -> Span:
+        """The last reduction is through."""
+        waited, self._reducing = self._reducing, 0
+        return moves("reduction", ("communication", -waited))
+
     # --- without a pipeline ------------------------------------------------------------------------------------------
 
     def _alone(self, line: Timeline) -> None:
@@ -259,7 +264,7 @@ class Step:
         for number in range(count):
             self._forward(line, number)
             self._backward(line, number, number == count - 1)
-        line.add(moves("reduction", ("communication", -self._reducing)))
+        line.add(self.reduced_all())
 
     def _forward(self, line: Timeline, number: int) -> None:
         gathers = self.fsdp and (number == 0 or self.zero3)
@@ -311,16 +316,11 @@ class Step:
     # --- in a pipeline -----------------------------------------------------------------------------------------------
 
     def _pipeline(self, line: Timeline) -> None:
-        """The schedule's actions in order; at the end FSDP reduces the gradients, which have added up whole."""
+        """The schedule's actions in order, where FSDP reduces the gradients of a stage once they are whole."""
         chunks = [Chunk(self, number) for number in range(len(self.chunks))]
-        for kind, number in order(self.run.parallel, self.rank, self.run.batch.accumulation):
-            line.add(chunks[number].play(kind))
-        if self.fsdp:
-            for chunk in chunks:
-                for numel, extra in ((chunk.ends, chunk.others), *[(self.block, 0)] * chunk.layers):
-                    for one in self.take(numel, 1, True, extra, added=True):
-                        line.add(one)
-            line.add(moves("reduction", ("communication", -self._reducing)))
+        for kind, number in actions(self.run.parallel, self.run.batch.accumulation)[self.rank]:
+            for one in chunks[number].reduction() if kind == "R" else (chunks[number].play(kind),):
+                line.add(one)
 
 
 class Chunk:
@@ -343,6 +343,10 @@ class Chunk:
 
     def play(self, kind: str) -> Span:
         """An action; `fresh` ones find no gradients of weights, `bare` ones weights that are not gathered."""
+        if kind == "RF":
+            return moves("forward", ("boundary", self.size.residual))
+        if kind == "RB":
+            return moves("backward", ("backward", self.size.residual))
         fresh = {"F": False, "B": not self.backward_done, "I": not self.backward_done, "W": not self.weights_done}[kind]
         bare = self.step.fsdp and not self.gathered
         if not (kind == "I" and self.first):  # which does nothing yet
@@ -355,9 +359,7 @@ class Chunk:
         return self._made[kind, fresh, bare]
 
     def forward(self, fresh: bool, bare: bool) -> Iterator[Span]:
-        step, residual, zero3 = self.step, self.size.residual, self.step.zero3
-        if self.receives:
-            yield moves("forward", ("boundary", residual))
+        step, zero3 = self.step, self.step.zero3
         waiting = self.ends
         if bare:
             yield step.gather(self.ends)
@@ -383,13 +385,9 @@ class Chunk:
             yield moves("forward", ("masks", -step.masks()))
 
     def backward(self, fresh: bool, bare: bool) -> Iterator[Span]:
-        step = self.step
-        early = self.size.residual * (step.run.parallel.virtual > 1)  # the next micro-batch is received meanwhile
-        yield moves("backward", ("backward", self.size.residual * self.answers + early))
         yield from self.through_blocks(fresh, bare)
         yield from self.sent(fresh)
         yield from self.through()
-        yield moves("backward", ("backward", -early))
 
     def through_blocks(self, fresh: bool, bare: bool) -> Iterator[Span]:
         step, keep = self.step, self.step._keeps(fresh)
@@ -411,6 +409,12 @@ class Chunk:
             yield step.parts.embedding(keep)[1]
         if step.fsdp:
             yield from step.take(self.ends, 0 if fresh else 1, False, self.others)
+
+    def reduction(self) -> Iterator[Span]:
+        """The gradients of all micro-batches, which have added up."""
+        for numel, extra in ((self.ends, self.others), *[(self.step.block, 0)] * self.layers) if self.step.fsdp else ():
+            yield from self.step.take(numel, 1, True, extra, added=True)
+        yield self.step.reduced_all()
 
     def group(self, index: int, keep: bool) -> list[Span]:
         groups = self.step.groups(self.layers)
@@ -435,7 +439,6 @@ class Chunk:
     def inputs(self, fresh: bool, bare: bool) -> Iterator[Span]:
         """The gradients of the inputs. The first stage has none, and leaves all to the second half."""
         step, keep = self.step, self.step._keeps(fresh)
-        yield moves("backward", ("backward", self.size.residual * self.answers))
         if self.first:
             return
         if bare:

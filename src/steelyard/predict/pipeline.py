@@ -1,6 +1,8 @@
 """How long a pipeline's ranks wait for each other: the bubble of a schedule, from the cost of its stages."""
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 
 from steelyard.predict import stages
 from steelyard.spec.model import Model
@@ -41,9 +43,65 @@ def bubble(model: Model, parallel: Parallel, micro_batches: int) -> Bubble:
     return Bubble(1 - busy / (steady + fill), equal / (micro_batches + equal))
 
 
-Action = tuple[
-    str, int
-]  # "F" forward, "B" backward, or its halves "I" (gradients of inputs) and "W" (of weights); chunk
+# What a rank does, and for which chunk of the model it holds: "F" forward, "B" backward, or its halves "I" (gradients
+# of inputs) and "W" (of weights); "RF" and "RB" receive the input of a forward and the gradient of a backward pass; "R"
+# reduces the gradients of weights when they are whole; "-" is a turn without work, where FSDP may gather or let go.
+Action = tuple[str, int]
+AT_ONCE = 3  # chunks whose weights PyTorch's schedules keep gathered
+
+
+@lru_cache(maxsize=16)
+def actions(parallel: Parallel, micro_batches: int) -> list[list[Action]]:
+    """What every rank does in a step. GPipe and 1F1B receive when they need to, the others as soon as the sender is
+    done, by a clock that lets every rank act once a round. Source: `_add_send_recv` of
+    torch.distributed.pipelining.schedules; a test holds the two together."""
+    held = [stages.chunks(parallel, rank) for rank in range(parallel.pipeline)]
+    where = {stage: (rank, number) for rank, mine in enumerate(held) for number, stage in enumerate(mine)}
+    plain = [_with_turns(order(parallel, rank, micro_batches), micro_batches) for rank in range(parallel.pipeline)]
+    found: list[list[Action]] = [[] for _ in plain]
+    ahead = parallel.pipeline_schedule not in ("gpipe", "1f1b")
+    done, waits = [0] * len(plain), dict.fromkeys(((kind, stage) for kind in "FB" for stage in where), 0)
+    while any(number < len(mine) for number, mine in zip(done, plain, strict=True)):
+        for rank, mine in enumerate(plain):
+            if done[rank] == len(mine):
+                continue
+            kind, chunk = mine[done[rank]]
+            stage, passed = held[rank][chunk], "F" if kind == "F" else "B"
+            from_stage, to_stage = (stage - 1, stage + 1) if kind == "F" else (stage + 1, stage - 1)
+            passes = kind in "FBI"
+            if passes and from_stage in where:
+                if not waits[passed, stage]:
+                    continue
+                waits[passed, stage] -= 1
+                if not ahead:
+                    found[rank].append(("R" + passed, chunk))
+            if kind != "-":
+                found[rank].append((kind, chunk))
+            done[rank] += 1
+            if passes and to_stage in where:
+                waits[passed, to_stage] += 1
+                receiver, to_chunk = where[to_stage]
+                if ahead and receiver != rank:
+                    found[receiver].append(("R" + passed, to_chunk))
+    return found
+
+
+def _with_turns(plain: list[Action], micro_batches: int) -> list[Action]:
+    """The turns that fetching and dropping of weights take, and the reductions."""
+    soon: list[list[int]] = [[]]  # the next chunks from each action on
+    for _, chunk in reversed(plain):
+        soon.append([chunk, *(other for other in soon[-1] if other != chunk)][:AT_ONCE])
+    found: list[Action] = []
+    active: list[int] = []
+    done: Counter[int] = Counter()
+    for (kind, chunk), wanted in zip(plain, reversed(soon), strict=False):
+        turns = set(active) ^ set(wanted)
+        found += [("-", other) for other in turns] + [(kind, chunk)]
+        active = wanted
+        done[chunk] += kind in "BW"
+        if kind in "BW" and done[chunk] == micro_batches:
+            found.append(("R", chunk))
+    return found
 
 
 def order(parallel: Parallel, rank: int, micro_batches: int) -> list[Action]:
