@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 
+from steelyard.predict.shard import reduces_each, sharded
 from steelyard.predict.tape import Storage, Tape, Var
 from steelyard.predict.timeline import Span, Terms, span
 from steelyard.spec.precision import BYTES
@@ -15,17 +16,6 @@ from steelyard.spec.run import Run
 
 LOSS_CHUNK = 2**24  # elements of a chunk of logits: model/loss.py
 INT64, BOOL = 8, 1
-
-
-def sharded(run: Run) -> bool:
-    """Whether FSDP holds the weights: not where one data rank computes in its master dtype (parallel/shard.py)."""
-    precision = run.precision
-    return run.parallel.data > 1 or not precision.compute == precision.gradients == precision.master
-
-
-def reduces_each(run: Run) -> bool:
-    """Whether FSDP reduces the gradients of every micro-batch, and not of a step."""
-    return run.parallel.zero >= 2 and run.parallel.pipeline == 1
 
 
 @dataclass(frozen=True)
@@ -250,9 +240,9 @@ class Network:
 
     def attention(self, x: Var) -> Var:
         spec, size, term = self.spec, self.size, "activations.attention"
-        x = self.enter(x)
+        entered = self.enter(x)
         columns, joined = (spec.query_width + 2 * spec.key_value_width) // self.tensor, size.query + 2 * size.key
-        qkv = self.linear(x, term, joined, spec.hidden_size * columns, columns * spec.qkv_bias)
+        qkv = self.linear(entered, term, joined, spec.hidden_size * columns, columns * spec.qkv_bias)
         views = [(qkv.storage, part) for part in (size.query, size.key, size.key)]
         query, key, value = self.tape.split([qkv], views, lambda *grads: [self.grad(joined)])
         if spec.heads_per_group > 1:
@@ -283,9 +273,9 @@ class Network:
         tape, spec, size = self.tape, self.spec, self.size
         pairs, micro = spec.seq_length**2, self.run.batch.micro_batch_size
         if spec.position == "alibi":
-            masks = micro if self.run.data.reset_attention else 2
-            blocked = tape.new("masks", masks * pairs)
-            made = tape.new("activations.scores", size.heads * pairs * size.width)
+            apart = self.run.data.reset_attention  # each sample has documents of its own
+            blocked = tape.new("masks", (micro if apart else 2) * pairs)
+            made = tape.new("activations.scores", (micro if apart else 1) * size.heads * pairs * size.width)
             del blocked
             return [made]
         if self.run.data.reset_attention and not spec.attention_dropout:
@@ -355,7 +345,6 @@ class Network:
         spec, size, term = self.spec, self.size, "activations.mlp"
         columns = spec.ffn_hidden_size // self.tensor
         weight, bias = spec.hidden_size * columns, columns * spec.bias
-        x = self.enter(x)
         inner = self.linear(x, term, size.ffn, weight, bias)
         if spec.gated:
             acted = self.pointwise(self.linear(x, term, size.ffn, weight, bias), term)
@@ -378,10 +367,10 @@ class Network:
     def block(self, hidden: Var) -> Var:
         attended = self.attention(self.selected("norm", self.norm, hidden))
         hidden = self.add(hidden, self.dropout(attended), "activations.norm")
-        return self.add(
-            hidden, self.dropout(self.selected("mlp", self.mlp, self.selected("norm", self.norm, hidden))),
-            "activations.norm",
-        )  # fmt: skip
+        normed = self.selected("norm", self.norm, hidden)  # here, as in `attention`, the caller holds on to it
+        made = self.selected("mlp", self.mlp, self.enter(normed, "activations.mlp"))
+        del normed
+        return self.add(hidden, self.dropout(made), "activations.norm")
 
     def group(self, count: int, checkpointed: bool, hidden: Var) -> Var:
         """Blocks one after the other; `checkpointed`: only their input is kept."""

@@ -47,6 +47,7 @@ def bubble(model: Model, parallel: Parallel, micro_batches: int) -> Bubble:
 # of inputs) and "W" (of weights); "RF" and "RB" receive the input of a forward and the gradient of a backward pass; "R"
 # reduces the gradients of weights when they are whole; "-" is a turn without work, where FSDP may gather or let go.
 Action = tuple[str, int]
+ROUNDS = 3  # of as many micro-batches as there are ranks
 AT_ONCE = 3  # chunks whose weights PyTorch's schedules keep gathered
 
 
@@ -84,6 +85,15 @@ def actions(parallel: Parallel, micro_batches: int) -> list[list[Action]]:
                 if ahead and receiver != rank:
                     found[receiver].append(("R" + passed, to_chunk))
     return found
+
+
+def enough(parallel: Parallel, micro_batches: int) -> int:
+    """Micro-batches in whose step every rank reaches the peak that it has with all of them: those that fill the
+    pipeline, and some rounds of the steady state after that. GPipe has no steady state."""
+    rounds = micro_batches // parallel.pipeline
+    if parallel.pipeline_schedule == "gpipe" or rounds <= ROUNDS:
+        return micro_batches
+    return micro_batches // rounds * ROUNDS
 
 
 def _with_turns(plain: list[Action], micro_batches: int) -> list[Action]:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from math import prod
 
 from steelyard.predict import parameters, stages
-from steelyard.predict.network import LOSS_CHUNK, Sizes, sharded
+from steelyard.predict.network import LOSS_CHUNK, Sizes
 from steelyard.predict.parameters import Tensor
+from steelyard.predict.shard import sharded
 from steelyard.spec.precision import BYTES
 from steelyard.spec.run import Run
 

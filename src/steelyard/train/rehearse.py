@@ -208,10 +208,14 @@ def _step(run: Run, engine: Engine, tracker: Tracker, name: str) -> dict[str, La
 
 
 def random_batch(run: Run) -> Batch:
-    """One micro-batch of random tokens, for a step that needs no data."""
-    shape = (run.batch.micro_batch_size, run.model.seq_length)
-    tokens = torch.randint(0, run.model.vocab_size, shape)
-    return Batch(tokens, tokens.clone(), torch.ones(shape, dtype=torch.bool), None, None, torch.arange(shape[0]))
+    """One micro-batch of random tokens, all of one document, for a step that needs no data."""
+    micro, length = run.batch.micro_batch_size, run.model.seq_length
+    tokens = torch.randint(0, run.model.vocab_size, (micro, length))
+    positions = torch.arange(length).repeat(micro, 1) if run.data.reset_positions else None
+    documents = torch.zeros(micro, length, dtype=torch.int32) if run.data.reset_attention else None
+    return Batch(
+        tokens, tokens.clone(), torch.ones_like(tokens, dtype=torch.bool), positions, documents, torch.arange(micro)
+    )
 
 
 def _micro(run: Run) -> Micro:

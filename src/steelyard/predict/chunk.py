@@ -1,0 +1,252 @@
+"""What a stage of the model does to its rank's memory, action by action of a step.
+
+A stage's blocks and ends are played once (predict/network.py); here they are put together with what FSDP gathers and
+takes (predict/shard.py), with what neighbours send, and with what all blocks share.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property, partial
+
+from steelyard.predict import stages
+from steelyard.predict.network import Network, Sizes, play
+from steelyard.predict.parameters import stage_tensors
+from steelyard.predict.shard import Shards, Unit
+from steelyard.predict.timeline import Span, chain, moves
+from steelyard.spec.run import Run
+
+
+class Chunk:
+    """One stage on a rank. Without a pipeline it is the whole model."""
+
+    def __init__(self, run: Run, parts: "Parts", shards: Shards, rank: int, number: int):
+        self.run, self.parts, self.shards, self.size = run, parts, shards, parts.size
+        split, mine = stages.split(run.model, run.parallel), stages.chunks(run.parallel, rank)
+        stage = mine[number]
+        self.first, self.last, self.layers = stage == 0, stage == len(split) - 1, split[stage]
+        # a neighbour on the same rank hands its tensors over
+        self.receives = not self.first and stage - 1 not in mine
+        self.answers = not self.last and stage + 1 not in mine
+        self.groups = self._groups()
+        tensors = [(t.name, t.local_numel(run.parallel.tensor)) for t in stage_tensors(run.model, run.parallel, stage)]
+        blocks = [numel for name, numel in tensors if name.startswith("layers.")]
+        self.block = Unit(tuple(blocks[: len(blocks) // max(1, self.layers)]))
+        self.ends = Unit(tuple(numel for name, numel in tensors if not name.startswith("layers.")), self._others())
+        self.gathered, self.done = False, dict.fromkeys("FBIW", 0)
+        alike = (self.layers, self.first, self.last, self.receives, self.answers)
+        self._made = parts.made.setdefault(alike, {}) if run.parallel.pipeline > 1 else {}
+        self._received = {
+            "RF": moves("forward", ("boundary", self.size.residual)),
+            "RB": moves("backward", ("backward", self.size.residual)),
+        }
+
+    def _groups(self) -> list[tuple[int, bool]]:
+        """Blocks as they run: how many at once, and whether they keep their input only."""
+        rule = self.run.recompute
+        if rule.mode != "full":
+            return [(1, False)] * self.layers
+        covered = self.layers if rule.layers == "all" else min(rule.layers, self.layers)
+        whole = [min(rule.every, covered - first) for first in range(0, covered, rule.every)]
+        return [(count, True) for count in whole] + [(1, False)] * (self.layers - covered)
+
+    def _others(self) -> int:
+        """Where the word table is not the head as well, DTensor keeps the embedding's gradient whole and partial until
+        the last sum."""
+        model, parallel = self.run.model, self.run.parallel
+        apart = parallel.pipeline > 1 or not model.tied_embeddings
+        whole = self.first and apart and not self.shards.each
+        return (parallel.tensor - 1) * self.size.rows * model.hidden_size if whole else 0
+
+    @cached_property
+    def shared(self) -> tuple[int, int]:
+        """What all blocks of a micro-batch share, up to the end of its forward pass and up to that of its backward
+        pass. Rotary angles are saved by every block. ALiBi's biases for all heads and the mask of documents are inputs
+        of attention, of which a block that is run again holds on to them."""
+        model, rule, data = self.run.model, self.run.recompute, self.run.data
+        micro, pairs = self.run.batch.micro_batch_size, model.seq_length**2
+        masks = model.num_attention_heads * pairs * self.size.width if model.position == "alibi" else 0
+        masks += micro * pairs if data.reset_attention else 0
+        angles = 0
+        if model.position == "rotary":
+            rotated = int(model.head_dim * model.rotary_fraction)
+            angles = model.seq_length * rotated * self.size.width * (micro if data.reset_positions else 1)
+        again = rule.mode == "full" or (rule.mode == "selective" and "attention" in rule.modules)
+        return (0, masks + angles) if again else (masks, angles)
+
+    def play(self, kind: str, last: bool = False) -> Span:
+        """An action of predict/pipeline.py. `last`: FSDP reduces as soon as a unit's backward pass is through."""
+        if kind in self._received:
+            return self._received[kind]
+        if kind == "R":
+            return chain(self.reduction())
+        fresh, bare = not self.done[kind], self.shards.on and not self.gathered
+        if not (kind == "I" and self.first):  # which does nothing yet
+            dropped = kind == "F" or self.run.parallel.pipeline == 1
+            self.gathered = not (self.shards.regathers and dropped)
+        self.done[kind] += 1
+        key = (kind, fresh, bare, last)
+        if key not in self._made:
+            make = {"F": self.forward, "B": self.backward, "I": self.inputs, "W": self.weights}[kind]
+            self._made[key] = chain(make(fresh, bare, last))
+        return self._made[key]
+
+    # --- actions: `fresh` ones find no gradients of weights, `bare` ones weights that are not gathered ----------------
+
+    def forward(self, fresh: bool, bare: bool, last: bool) -> Iterator[Span]:
+        shards, waiting = self.shards, self.ends
+        if bare:
+            yield shards.gather(self.ends)
+        yield moves("forward", ("masks", sum(self.shared)))
+        if self.first:
+            yield self.parts.embedding(False)[0]
+        for index, (count, _) in enumerate(self.groups):
+            for _ in range((1 if shards.regathers else count) if bare else 0):
+                yield shards.gather(self.block)
+                yield shards.drop(waiting)
+                waiting = self.block
+            yield self.group(index, False)[0]
+            if shards.regathers:
+                yield shards.gathered(-self.block.numel)
+        if self.last:
+            yield self.parts.loss(False)[0]
+        if bare:
+            yield shards.drop(waiting)
+        if shards.regathers:
+            yield shards.gathered(-self.ends.numel)
+        yield moves("forward", ("masks", -self.shared[0]))
+
+    def backward(self, fresh: bool, bare: bool, last: bool) -> Iterator[Span]:
+        yield from self.through_blocks(fresh, bare, last)
+        yield from self.sent(fresh)
+        yield from self.through()
+
+    def through_blocks(self, fresh: bool, bare: bool, last: bool) -> Iterator[Span]:
+        shards, keep = self.shards, self.shards.keeps(fresh)
+        if bare:
+            yield shards.gather(self.ends, "backward")
+            yield shards.drop(self.ends)
+        if self.last:
+            yield self.parts.loss(keep)[1]
+        final = len(self.groups) - 1
+        for index, (count, _) in reversed(list(enumerate(self.groups))):
+            yield from shards.gather_backward(self.block, count, index == 0, index == final) if bare else ()
+            yield self.group(index, keep)[1]
+            for _ in range(count):
+                yield from shards.take(self.block, fresh, last)
+        yield moves("backward", ("masks", -self.shared[1]))
+        if self.first:
+            yield self.parts.embedding(keep)[1]
+        yield from shards.take(self.ends, fresh, last)
+
+    def inputs(self, fresh: bool, bare: bool, last: bool) -> Iterator[Span]:
+        """The gradients of the inputs. The first stage has none, and leaves all to the second half."""
+        if self.first:
+            return
+        keep = self.shards.keeps(fresh)
+        if bare:
+            yield self.shards.gathered(self.ends.numel + self.layers * self.block.numel, "backward")
+        if self.last:
+            yield self.parts.put_off_loss(keep)[0]
+        for index in reversed(range(self.layers)):
+            yield self.put_off(index, keep)[0]
+        yield from self.sent(fresh)
+
+    def weights(self, fresh: bool, bare: bool, last: bool) -> Iterator[Span]:
+        """The gradients of the weights, from the first block on, and then all that their graph has held on to."""
+        if self.first:
+            yield from self.through_blocks(fresh, bare, last)
+            yield from self.through()
+            return
+        keep = self.shards.keeps(fresh)
+        parts = [self.put_off(index, keep) for index in range(self.layers)]
+        parts += [self.parts.put_off_loss(keep)] if self.last else []
+        for _, weights, _ in parts:
+            yield weights
+        for _, _, rest in parts:
+            yield rest
+        for unit in (*[self.block] * self.layers, self.ends):
+            yield from self.shards.take(unit, fresh, False)
+        yield moves("backward", ("masks", -self.shared[1]))
+        yield from self.through()
+
+    def reduction(self) -> Iterator[Span]:
+        """In a pipeline gradients are reduced when those of all micro-batches have added up."""
+        if self.run.parallel.pipeline > 1:
+            for unit in (self.ends, *[self.block] * self.layers):
+                yield from self.shards.take(unit, False, True, added=True)
+        yield self.shards.reduced()
+
+    # --- their parts -------------------------------------------------------------------------------------------------
+
+    def group(self, index: int, keep: bool) -> list[Span]:
+        count, checkpointed = self.groups[index]
+        received, answered = index == 0 and not self.first, index == len(self.groups) - 1 and not self.last
+        return self.parts.group(count, checkpointed, keep, received, answered)
+
+    def put_off(self, index: int, keep: bool) -> list[Span]:
+        """A block's backward pass in its halves. (Never with full recompute, which runs blocks again as a whole.)"""
+        return self.parts.put_off(keep, index == 0, index == self.layers - 1 and not self.last)
+
+    def sent(self, fresh: bool) -> Iterator[Span]:
+        """The gradient that is sent back. GPipe and 1F1B keep it until they send the next one (`fresh`: there is none
+        before)."""
+        waits = fresh and self.run.parallel.pipeline_schedule in ("gpipe", "1f1b")
+        if self.receives and not waits:
+            yield moves("backward", ("backward", -self.size.residual))
+
+    def through(self) -> Iterator[Span]:
+        """Once a micro-batch is through: what its stage was given and has made, and the gradient that came."""
+        residual = self.size.residual
+        given, made = residual * self.receives, residual * (not self.last)  # a neighbour here lets go of what it made
+        yield moves("backward", ("boundary", -given), ("activations.norm", -made), ("backward", -made))
+
+
+class Parts:
+    """The spans of a run's parts, each played once."""
+
+    def __init__(self, run: Run, host: bool):
+        self._run, self._host, self.size = run, host, Sizes.of(run, host)
+        self._played: dict[tuple[object, ...], list[Span]] = {}
+        # a pipeline's chunks that are alike share their actions
+        self.made: dict[tuple[int | bool, ...], dict[tuple[str, bool, bool, bool], Span]] = {}
+
+    def embedding(self, keep: bool) -> list[Span]:
+        if ("embedding", keep) not in self._played:
+            net = Network(self._run, self._host, keep)
+            self._played["embedding", keep] = play("embedding", net, net.embedding)
+        return self._played["embedding", keep]
+
+    def loss(self, keep: bool) -> list[Span]:
+        return self._loss(keep, False)
+
+    def put_off_loss(self, keep: bool) -> list[Span]:
+        """The backward pass in its halves, and what goes after them."""
+        return self._loss(keep, True)[1:]
+
+    def _loss(self, keep: bool, put_off: bool) -> list[Span]:
+        if ("loss", keep, put_off) not in self._played:
+            net = Network(self._run, self._host, keep)
+            self._played["loss", keep, put_off] = play(
+                "loss", net, net.loss, "activations.norm", put_off=put_off, last=True
+            )
+        return self._played["loss", keep, put_off]
+
+    def group(
+        self, count: int, checkpointed: bool, keep: bool, received: bool = False, answered: bool = False
+    ) -> list[Span]:
+        """`received`, `answered`: at the beginning or the end of a pipeline stage, whose schedule holds on to the input
+        or to the result's gradient."""
+        return self._group(count, checkpointed, keep, received, answered, False)
+
+    def put_off(self, keep: bool, received: bool, answered: bool) -> list[Span]:
+        """A block's backward pass in its halves, and what goes after them."""
+        return self._group(1, False, keep, received, answered, True)[1:]
+
+    def _group(
+        self, count: int, checkpointed: bool, keep: bool, received: bool, answered: bool, put_off: bool
+    ) -> list[Span]:
+        key = (count, checkpointed, keep, received, answered, put_off)
+        if key not in self._played:
+            net = Network(self._run, self._host, keep)
+            run, term = partial(net.group, count, checkpointed), "boundary" if received else "activations.norm"
+            self._played[key] = play("block", net, run, term, (received, answered), put_off, answered)
+        return self._played[key]
