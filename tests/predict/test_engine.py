@@ -115,7 +115,7 @@ def test_what_comes_goes(precision):
 
 @pytest.mark.parametrize("number", [8, 16, 21, 38, 52, 59])
 def test_layouts_of_the_parity_suite(number):
-    """Documents and ALiBi under full recompute; saved inputs cut over ranks, interleaved; zero bubble with all parts run
+    """Documents and ALiBi under full recompute; saved inputs cut over ranks, interleaved; zero bubble, all parts run
     again; four stages with selective recompute; ZBV with dropout and ALiBi; sequence parallel with dropout."""
     assert max(after for after, _ in errors(number, "fp32")) < 0.003
 

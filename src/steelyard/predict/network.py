@@ -1,7 +1,7 @@
 """What the model's parts allocate, keep and free, operation by operation: model/ and parallel/tensor.py in bytes.
 
 Each part is written as there, with sizes for tensors. Played once on a tape (predict/tape.py) it becomes two spans, its
-forward and its backward pass, of which a rank's step is put together (predict/engine.py).
+forward and its backward pass, of which a rank's step is put together (predict/chunk.py).
 """
 
 from collections.abc import Callable
