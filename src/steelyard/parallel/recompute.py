@@ -56,9 +56,8 @@ class GroupedBlocks(nn.ModuleDict):
 
     def values(self) -> Any:
         blocks = list(super().values())
-        covered = len(blocks) if self._rule.layers == "all" else min(self._rule.layers, len(blocks))
-        groups = [blocks[n : min(n + self._rule.every, covered)] for n in range(0, covered, self._rule.every)]
-        return [self._runner(group) for group in groups] + blocks[covered:]
+        groups = self._rule.groups(len(blocks))
+        return [self._runner([blocks[n] for n in group]) for group in groups] + blocks[sum(map(len, groups)) :]
 
     def _runner(self, group: list[nn.Module]) -> Runner:
         def run_group(hidden: Tensor, *others: Any) -> Tensor:

@@ -26,7 +26,9 @@ class Chunk:
         # a neighbour on the same rank hands its tensors over
         self.receives = not self.first and stage - 1 not in mine
         self.answers = not self.last and stage + 1 not in mine
-        self.groups = self._groups()
+        # blocks as they run: how many at once, and whether they keep their input only
+        again = [(len(group), True) for group in run.recompute.groups(self.layers)]
+        self.groups = again + [(1, False)] * (self.layers - sum(count for count, _ in again))
         tensors = [(t.name, t.local_numel(run.parallel.tensor)) for t in stage_tensors(run.model, run.parallel, stage)]
         blocks = [numel for name, numel in tensors if name.startswith("layers.")]
         self.block = Unit(tuple(blocks[: len(blocks) // max(1, self.layers)]))
@@ -38,15 +40,6 @@ class Chunk:
             "RF": moves("forward", ("boundary", self.size.residual)),
             "RB": moves("backward", ("backward", self.size.residual)),
         }
-
-    def _groups(self) -> list[tuple[int, bool]]:
-        """Blocks as they run: how many at once, and whether they keep their input only."""
-        rule = self.run.recompute
-        if rule.mode != "full":
-            return [(1, False)] * self.layers
-        covered = self.layers if rule.layers == "all" else min(rule.layers, self.layers)
-        whole = [min(rule.every, covered - first) for first in range(0, covered, rule.every)]
-        return [(count, True) for count in whole] + [(1, False)] * (self.layers - covered)
 
     def _others(self) -> int:
         """Where the word table is not the head as well, DTensor keeps the embedding's gradient whole and partial until

@@ -83,7 +83,7 @@ def recomputed(model: Model, recompute: Recompute, stages: tuple[int, ...], caus
     if recompute.mode == "none":
         return 0
     if recompute.mode == "full":
-        blocks = model.num_layers if recompute.layers == "all" else sum(min(recompute.layers, n) for n in stages)
+        blocks = sum(len(group) for layers in stages for group in recompute.groups(layers))
         return blocks * forward_per_layer(model, causal)
     again: set[str] = set()
     if "attention" in recompute.modules:

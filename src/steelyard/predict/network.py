@@ -55,6 +55,11 @@ class Sizes:
             host=host,
         )
 
+    @property
+    def chunk(self) -> int:
+        """Tokens of a chunk of the loss."""
+        return min(self.tokens, max(1, LOSS_CHUNK // self.rows))
+
 
 class Network:
     """The parts of a run's model on one rank, in the order of their operations.
@@ -475,7 +480,7 @@ class Network:
         given = self.enter(normed)
         rows = size.rows * spec.hidden_size
         narrow = 0 if size.width == size.wide else size.width
-        chunk = min(size.tokens, max(1, LOSS_CHUNK // size.rows)) * size.rows
+        chunk = size.chunk * size.rows
         grad_hidden = tape.new("loss.gradients", size.hidden)
         grad_head = tape.new("loss.gradients", rows * size.wide)
         buffers = tape.new("logits", chunk * (size.wide + narrow))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from steelyard.predict import parameters, stages
-from steelyard.predict.network import LOSS_CHUNK, Sizes
+from steelyard.predict.network import Sizes
 from steelyard.predict.parameters import Tensor
 from steelyard.predict.shard import sharded
 from steelyard.spec.precision import BYTES
@@ -124,8 +124,7 @@ class _Step:
     def _loss(self) -> Iterator[Transfer]:
         """Maximum, sum and the label's logit of every token, a chunk of tokens at a time; the gradient of the hidden
         states once."""
-        chunk = max(1, LOSS_CHUNK // self.size.rows)
-        chunks, hidden = -(-self.size.tokens // chunk), self.size.hidden
+        chunks, hidden = -(-self.size.tokens // self.size.chunk), self.size.hidden
         calls = 3 * chunks * self.micro
         yield Transfer("loss", "all_reduce", "tensor", calls, 3 * self.size.tokens * self.size.wide * self.micro)
         if self.run.parallel.sequence:
@@ -141,10 +140,8 @@ class _Step:
         rule = self.run.recompute
         if rule.mode != "full":
             return
-        blocks = groups = 0
-        for stage in self.chunks:
-            covered = self.split[stage] if rule.layers == "all" else min(rule.layers, self.split[stage])
-            blocks, groups = blocks + covered, groups - (-covered // rule.every)
+        covered = [len(group) for stage in self.chunks for group in rule.groups(self.split[stage])]
+        blocks, groups = sum(covered), len(covered)
         reductions = 2 * blocks - (0 if self.run.model.hidden_dropout else groups)
         if self.run.parallel.sequence:
             yield self._each("blocks, again", "all_gather", 2 * blocks, self.size.hidden)

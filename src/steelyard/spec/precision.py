@@ -58,3 +58,11 @@ class Recompute(Section):
     layers: Literal["all"] | Annotated[int, Field(ge=1)] = "all"
     modules: Annotated[tuple[Literal["attention", "mlp", "norm"], ...], Field(strict=False)] = ("attention",)
     shard: bool = False
+
+    def groups(self, layers: int) -> list[range]:
+        """Of a stage's layers, counted from its first, those that full recompute runs again together. The rest keep
+        what they save."""
+        if self.mode != "full":
+            return []
+        covered = layers if self.layers == "all" else min(self.layers, layers)
+        return [range(first, min(first + self.every, covered)) for first in range(0, covered, self.every)]
