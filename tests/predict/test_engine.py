@@ -1,5 +1,7 @@
 """Our own engine's memory, held against one real step of it on fake tensors."""
 
+from collections import Counter
+
 import pytest
 
 from steelyard.predict import engine, network, pipeline
@@ -21,29 +23,39 @@ def make_run(world=1, model=None, batch=None, **sections):
     ).run
 
 
-# name -> (rank, run, what the peak may be off by: a recorded error that may only shrink)
+# name -> (rank, run, what the peak may be off by: a recorded error that may only shrink, rounded up)
 LAYOUTS = {
-    "fp32": (0, dict(precision={"compute": "fp32"}), 0.002),
-    "fp64": (0, dict(world=2, precision={"compute": "fp64"}), 0.002),
-    "zero 1, one micro-batch": (1, dict(world=4, batch={"micro_batch_size": 2, "accumulation": 1}), 0.002),
-    "zero 2": (0, dict(world=4, parallel={"zero": 2}), 0.002),
-    "zero 3": (3, dict(world=4, parallel={"zero": 3}), 0.002),
-    "llama": (0, dict(world=2, model=LLAMA), 0.002),
-    "small vocabulary": (0, dict(world=2, model={"vocab_size": 100}), 0.003),
-    "tensor": (1, dict(world=4, parallel={"tensor": 2}), 0.002),
-    "tensor and sequence": (0, dict(world=4, parallel={"tensor": 2, "sequence": True}), 0.003),
-    "full recompute": (0, dict(world=2, recompute={"mode": "full"}), 0.003),
-    "selective recompute": (0, dict(world=2, recompute={"mode": "selective", "modules": ["attention", "mlp"]}), 0.003),
-    "attention dropout": (0, dict(world=2, model={"attention_dropout": 0.1}), 0.003),
-    "1f1b, first": (0, dict(world=2, parallel={"pipeline": 2}, batch=PIPED), 0.003),
-    "1f1b, last": (1, dict(world=2, parallel={"pipeline": 2}, batch=PIPED), 0.003),
-    "gpipe": (1, dict(world=2, parallel={"pipeline": 2, "pipeline_schedule": "gpipe"}, batch=PIPED), 0.003),
+    "fp32": (0, dict(precision={"compute": "fp32"}), 0.0005),
+    "fp64": (0, dict(world=2, precision={"compute": "fp64"}), 0.0005),
+    "zero 1, one micro-batch": (1, dict(world=4, batch={"micro_batch_size": 2, "accumulation": 1}), 0.0005),
+    "zero 2": (0, dict(world=4, parallel={"zero": 2}), 0.0005),
+    "zero 3": (3, dict(world=4, parallel={"zero": 3}), 0.0005),
+    "llama": (0, dict(world=2, model=LLAMA), 0.0005),
+    "small vocabulary": (0, dict(world=2, model={"vocab_size": 100}), 0.0005),
+    "tensor": (1, dict(world=4, parallel={"tensor": 2}), 0.0005),
+    "tensor and sequence": (0, dict(world=4, parallel={"tensor": 2, "sequence": True}), 0.0005),
+    "full recompute": (0, dict(world=2, recompute={"mode": "full"}), 0.0005),
+    "selective recompute": (0, dict(world=2, recompute={"mode": "selective", "modules": ["attention", "mlp"]}), 0.0005),
+    "attention dropout": (0, dict(world=2, model={"attention_dropout": 0.1}), 0.0005),
+    "1f1b, first": (0, dict(world=2, parallel={"pipeline": 2}, batch=PIPED), 0.0005),
+    "1f1b, last": (1, dict(world=2, parallel={"pipeline": 2}, batch=PIPED), 0.0005),
+    "gpipe": (1, dict(world=2, parallel={"pipeline": 2, "pipeline_schedule": "gpipe"}, batch=PIPED), 0.0005),
     "interleaved": (0, dict(world=2, parallel={
-        "pipeline": 2, "pipeline_schedule": "interleaved", "virtual": 2}, batch=PIPED), 0.005),
+        "pipeline": 2, "pipeline_schedule": "interleaved", "virtual": 2}, batch=PIPED), 0.0005),
     "zero bubble": (1, dict(world=2, parallel={
-        "pipeline": 2, "pipeline_schedule": "zero_bubble", "virtual": 2}, batch=PIPED), 0.003),
+        "pipeline": 2, "pipeline_schedule": "zero_bubble", "virtual": 2}, batch=PIPED), 0.0005),
+    "interleaved, four chunks": (0, dict(world=4, model={"num_layers": 8}, parallel={
+        "pipeline": 2, "pipeline_schedule": "interleaved", "virtual": 4}, batch=PIPED), 0.02),  # gathers ahead, not modelled
+    "1f1b, few micro-batches": (3, dict(
+        world=4, parallel={"pipeline": 4}, batch={"micro_batch_size": 2, "accumulation": 2}), 0.0005),
+    "zero 3, groups of blocks in a pipeline": (0, dict(world=4, model={"num_layers": 8}, parallel={
+        "pipeline": 2, "zero": 3}, recompute={"mode": "full", "every": 3}, batch=PIPED), 0.0005),
+    "head apart, one micro-batch": (0, dict(
+        world=2, model={"tied_embeddings": False}, precision={"compute": "fp32"}, parallel={"tensor": 2},
+        batch={"micro_batch_size": 2, "accumulation": 1}), 0.0005),
+    "one query group a rank": (1, dict(world=2, model={"num_query_groups": 2}, parallel={"tensor": 2}), 0.0005),
     "zbv": (1, dict(world=2, parallel={
-        "pipeline": 2, "pipeline_schedule": "zbv", "virtual": 2}, batch=PIPED), 0.003),
+        "pipeline": 2, "pipeline_schedule": "zbv", "virtual": 2}, batch=PIPED), 0.0005),
 }  # fmt: skip
 
 
@@ -101,23 +113,38 @@ def at_width(given, precision, world):
 def test_what_comes_goes(precision):
     """At the end of a step nothing is left but the gradients and what was sent last, and no term is ever below 0."""
     given = [(world, sections(case, world)) for world, case in COVERING]
-    given.append((2, {"parallel": {"pipeline": 2, "pipeline_schedule": "zbv", "virtual": 2, "zero": 3}}))
+    groups = {"recompute": {"mode": "full", "every": 2}}
+    for layout in ({}, {"pipeline_schedule": "interleaved", "virtual": 2}):
+        given.append((4, {"parallel": {"pipeline": 2, "zero": 3, **layout}, **groups}))
     for world, values in given:
         run = at_width(values, precision, world)
-        for memory in engine.ranks(run, host=True):
-            assert all(size >= 0 for moment in memory.moments for size in moment.terms.values())
         for rank in range(run.parallel.pipeline):
-            left = engine.step(run, rank).line().left()
+            line, there = engine.step(run, rank).line(), Counter()
+            for one in line.spans:
+                there.update(one.net)
+                assert min(there.values()) >= 0, (rank, one, values)
+            assert "" not in line.moments()
+            left = {term: size for term, size in there.items() if size}
             residual, chunks = 512 * run.batch.micro_batch_size * 512 * BYTES[precision], run.parallel.virtual
-            assert left.pop("batch") > 0 and left.pop("gradients") >= engine.states(run, rank, 0).gradients
+            assert left.pop("batch") > 0 and left.pop("gradients") == engine.states(run, rank, 0).gradients
             assert 0 <= left.pop("backward", 0) <= chunks * residual and not left, (rank, left, values)
 
 
-@pytest.mark.parametrize("number", [8, 16, 21, 38, 52, 59])
+# what a case of the covering array must hold to be worth a rehearsal in every run of the tests
+CASES = {
+    8: {"layout": "t2p2", "recompute": "full-shard", "tokens": "documents", "dropout": True},
+    16: {"layout": "t2p2", "schedule": "interleaved", "recompute": "full-shard", "zero": 1},
+    21: {"schedule": "zero_bubble", "recompute": "all-parts", "model": "llama"},
+    38: {"layout": "t2p1", "sequence": True, "zero": 2},
+    52: {"schedule": "zbv", "recompute": "all-parts", "dropout": True},
+    59: {"layout": "t2p1", "zero": 3, "model": "llama"},
+}
+
+
+@pytest.mark.parametrize("number", CASES)
 def test_layouts_of_the_parity_suite(number):
-    """Documents and ALiBi under full recompute; saved inputs cut over ranks, interleaved; zero bubble, all parts run
-    again; four stages with selective recompute; ZBV with dropout and ALiBi; sequence parallel with dropout."""
-    assert max(after for after, _ in errors(number, "fp32")) < 0.003
+    assert CASES[number].items() <= COVERING[number][1].items()
+    assert max(map(max, errors(number, "fp32"))) < 0.002
 
 
 @pytest.mark.slow

@@ -52,6 +52,13 @@ def test_shapes(model, parallel, code, legal):
     assert found and legal in found[0].hint
 
 
+def test_zero_bubble_with_zero_3_is_refused_wherever_weights_are_sharded():
+    zbv = {"pipeline": 2, "virtual": 2, "pipeline_schedule": "zbv", "zero": 3}
+    for world, compute in ((2, "bf16"), (4, "fp32")):
+        assert only(refused(world, parallel=zbv, precision={"compute": compute})).code == "S120"
+    assert run(2, parallel=zbv, precision={"compute": "fp32"}).parallel.zero == 3
+
+
 def test_layers_that_do_not_divide_over_stages_are_legal_and_said():
     uneven = run(2, {"num_layers": 3}, parallel={"pipeline": 2})
     assert any("not equal" in note.text for note in notes(uneven))

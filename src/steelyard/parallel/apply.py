@@ -8,7 +8,7 @@ from steelyard.model.init import initial
 from steelyard.parallel.mesh import Mesh
 from steelyard.parallel.pipeline import Chunk, chunks
 from steelyard.parallel.recompute import recompute
-from steelyard.parallel.shard import DTYPES, needs_sharding, shard
+from steelyard.parallel.shard import DTYPES, shard
 from steelyard.parallel.tensor import tensor_parallel
 from steelyard.spec.run import Run
 
@@ -37,7 +37,7 @@ def _assembled(run: Run, mesh: Mesh, chunk: Chunk) -> GPT:
     if run.parallel.compile:
         for block in blocks:
             block.compile()
-    if needs_sharding(run):
+    if run.sharded:
         shard(part, blocks, mesh, run)
     return part
 

@@ -22,6 +22,7 @@ from steelyard.model.gpt import GPT
 from steelyard.parallel.mesh import Mesh
 from steelyard.parallel.shard import accumulate
 from steelyard.predict import stages
+from steelyard.predict.pipeline import few
 from steelyard.spec.run import Run
 
 SCHEDULES: dict[str, Any] = {
@@ -85,9 +86,10 @@ class Stage(PipelineStage):
         found = super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         if full_backward:
             self._through(bwd_chunk_id)
+            return found
         for info in self.args_recv_info[bwd_chunk_id]:
             if info.buffer is not None:
-                info.buffer.grad = None  # the schedule has it
+                info.buffer.grad = None  # the schedule has it, and here it would stay until the second half
         return found
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **options: Any) -> None:
@@ -191,9 +193,8 @@ class Pipeline:
     def _schedule(self, micro_batches: int) -> Any:
         built = [self._stage(chunk, part) for chunk, part in zip(self._chunks, self._parts, strict=True)]
         name = self._run.parallel.pipeline_schedule
-        if name == "1f1b" and micro_batches < self._run.parallel.pipeline:
-            # too few to alternate: all forward, then all backward, which PyTorch's 1F1B refuses to run
-            name = "gpipe"
+        if few(self._run.parallel, micro_batches):
+            name = "gpipe"  # PyTorch's 1F1B refuses to run
         kind = SCHEDULES[name]
         return kind(
             built if self._run.parallel.virtual > 1 else built[0], micro_batches, loss_fn=_weighted, scale_grads=False

@@ -19,12 +19,6 @@ from steelyard.spec.run import Run
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def needs_sharding(run: Run) -> bool:
-    """Whether FSDP is applied at all: one data rank that computes in its master dtype throughout needs none."""
-    master = run.precision.master
-    return run.parallel.data > 1 or not run.precision.compute == run.precision.gradients == master
-
-
 def shard(model: GPT, blocks: Iterable[nn.Module], mesh: Mesh, run: Run) -> None:
     """Apply FSDP2 in place: every block a unit of its own, the rest of the stage one more."""
     policy = mixed_precision(run.precision)

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from steelyard.predict import stages
 from steelyard.predict.network import Network, Sizes, play
 from steelyard.predict.parameters import stage_tensors
+from steelyard.predict.pipeline import ON_DEMAND
 from steelyard.predict.shard import Shards, Unit
 from steelyard.predict.timeline import Span, chain, moves
 from steelyard.spec.run import Run
@@ -35,6 +36,7 @@ class Chunk:
         self.ends = Unit(tuple(numel for name, numel in tensors if not name.startswith("layers.")), self._others())
         self.gathered, self.done = False, dict.fromkeys("FBIW", 0)
         alike = (self.layers, self.first, self.last, self.receives, self.answers)
+        # only of what leaves `shards` as it was: in a pipeline all but "R", elsewhere the forward pass
         self._made = parts.made.setdefault(alike, {}) if run.parallel.pipeline > 1 else {}
         self._received = {
             "RF": moves("forward", ("boundary", self.size.residual)),
@@ -65,26 +67,29 @@ class Chunk:
         again = rule.mode == "full" or (rule.mode == "selective" and "attention" in rule.modules)
         return (0, masks + angles) if again else (masks, angles)
 
-    def play(self, kind: str, last: bool = False) -> Span:
-        """An action of predict/pipeline.py. `last`: FSDP reduces as soon as a unit's backward pass is through."""
+    def play(self, kind: str, reduces: bool = False) -> Span:
+        """An action of predict/pipeline.py. `reduces`: FSDP reduces as soon as a unit's backward pass is through."""
         if kind in self._received:
             return self._received[kind]
         if kind == "R":
+            self.gathered = False
             return chain(self.reduction())
+        if kind == "D":
+            return self.let_go()
         fresh, bare = not self.done[kind], self.shards.on and not self.gathered
         if not (kind == "I" and self.first):  # which does nothing yet
             dropped = kind == "F" or self.run.parallel.pipeline == 1
             self.gathered = not (self.shards.regathers and dropped)
         self.done[kind] += 1
-        key = (kind, fresh, bare, last)
-        if key not in self._made:
+        key = (kind, fresh, bare, reduces)
+        if key not in self._made or (kind == "B" and self.run.parallel.pipeline == 1):
             make = {"F": self.forward, "B": self.backward, "I": self.inputs, "W": self.weights}[kind]
-            self._made[key] = chain(make(fresh, bare, last))
+            self._made[key] = chain(make(fresh, bare, reduces))
         return self._made[key]
 
     # --- actions: `fresh` ones find no gradients of weights, `bare` ones weights that are not gathered ----------------
 
-    def forward(self, fresh: bool, bare: bool, last: bool) -> Iterator[Span]:
+    def forward(self, fresh: bool, bare: bool, reduces: bool) -> Iterator[Span]:
         shards, waiting = self.shards, self.ends
         if bare:
             yield shards.gather(self.ends)
@@ -97,8 +102,8 @@ class Chunk:
                 yield shards.drop(waiting)
                 waiting = self.block
             yield self.group(index, False)[0]
-            if shards.regathers:
-                yield shards.gathered(-self.block.numel)
+            if shards.regathers:  # gathered blocks of a group go one by one, those left by a backward pass together
+                yield shards.gathered(-(1 if bare else count) * self.block.numel)
         if self.last:
             yield self.parts.loss(False)[0]
         if bare:
@@ -107,12 +112,12 @@ class Chunk:
             yield shards.gathered(-self.ends.numel)
         yield moves("forward", ("masks", -self.shared[0]))
 
-    def backward(self, fresh: bool, bare: bool, last: bool) -> Iterator[Span]:
-        yield from self.through_blocks(fresh, bare, last)
+    def backward(self, fresh: bool, bare: bool, reduces: bool) -> Iterator[Span]:
+        yield from self.through_blocks(fresh, bare, reduces)
         yield from self.sent(fresh)
         yield from self.through()
 
-    def through_blocks(self, fresh: bool, bare: bool, last: bool) -> Iterator[Span]:
+    def through_blocks(self, fresh: bool, bare: bool, reduces: bool) -> Iterator[Span]:
         shards, keep = self.shards, self.shards.keeps(fresh)
         if bare:
             yield shards.gather(self.ends, "backward")
@@ -124,15 +129,16 @@ class Chunk:
             yield from shards.gather_backward(self.block, count, index == 0, index == final) if bare else ()
             yield self.group(index, keep)[1]
             for _ in range(count):
-                yield from shards.take(self.block, fresh, last)
+                yield from shards.take(self.block, fresh, reduces)
         yield moves("backward", ("masks", -self.shared[1]))
         if self.first:
             yield self.parts.embedding(keep)[1]
-        yield from shards.take(self.ends, fresh, last)
+        yield from shards.take(self.ends, fresh, reduces)
 
-    def inputs(self, fresh: bool, bare: bool, last: bool) -> Iterator[Span]:
+    def inputs(self, fresh: bool, bare: bool, reduces: bool) -> Iterator[Span]:
         """The gradients of the inputs. The first stage has none, and leaves all to the second half."""
         if self.first:
+            yield moves("backward")
             return
         keep = self.shards.keeps(fresh)
         if bare:
@@ -143,10 +149,10 @@ class Chunk:
             yield self.put_off(index, keep)[0]
         yield from self.sent(fresh)
 
-    def weights(self, fresh: bool, bare: bool, last: bool) -> Iterator[Span]:
+    def weights(self, fresh: bool, bare: bool, reduces: bool) -> Iterator[Span]:
         """The gradients of the weights, from the first block on, and then all that their graph has held on to."""
         if self.first:
-            yield from self.through_blocks(fresh, bare, last)
+            yield from self.through_blocks(fresh, bare, reduces)
             yield from self.through()
             return
         keep = self.shards.keeps(fresh)
@@ -166,7 +172,13 @@ class Chunk:
         if self.run.parallel.pipeline > 1:
             for unit in (self.ends, *[self.block] * self.layers):
                 yield from self.shards.take(unit, False, True, added=True)
+        yield from self.shards.settle(self.ends)
         yield self.shards.reduced()
+
+    def let_go(self) -> Span:
+        """Its gathered weights go, for those of other chunks of the rank."""
+        there, self.gathered = self.shards.on and self.gathered, False
+        return self.shards.gathered(-(self.ends.numel + self.layers * self.block.numel) if there else 0)
 
     # --- their parts -------------------------------------------------------------------------------------------------
 
@@ -182,7 +194,7 @@ class Chunk:
     def sent(self, fresh: bool) -> Iterator[Span]:
         """The gradient that is sent back. GPipe and 1F1B keep it until they send the next one (`fresh`: there is none
         before)."""
-        waits = fresh and self.run.parallel.pipeline_schedule in ("gpipe", "1f1b")
+        waits = fresh and self.run.parallel.pipeline_schedule in ON_DEMAND
         if self.receives and not waits:
             yield moves("backward", ("backward", -self.size.residual))
 

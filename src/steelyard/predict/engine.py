@@ -10,7 +10,7 @@ from steelyard.predict import parameters, stages
 from steelyard.predict.chunk import Chunk, Parts
 from steelyard.predict.memory import Memory, Moment, States
 from steelyard.predict.pipeline import Action, actions, enough
-from steelyard.predict.shard import Shards, sharded
+from steelyard.predict.shard import Shards
 from steelyard.predict.timeline import Terms, Timeline, span
 from steelyard.spec.model import Model
 from steelyard.spec.parallel import Parallel
@@ -47,7 +47,7 @@ def states(run: Run, pipeline_rank: int, index: int) -> States:
     it the weights are their own masters."""
     wide = BYTES[run.precision.master]
     mine = shard_numel(run, pipeline_rank, index)
-    if not sharded(run):
+    if not run.sharded:
         return States(wide * mine, wide * mine, 0, 2 * wide * mine)
     return States(0, wide * mine, wide * mine, 2 * wide * mine)
 
@@ -66,7 +66,7 @@ def ranks(run: Run, host: bool = False) -> tuple[Memory, ...]:
     found: list[Memory] = []
     parts = Parts(run, host)
     for pipeline_rank in range(run.parallel.pipeline):
-        shards = run.parallel.shard if sharded(run) and run.parallel.zero else 1
+        shards = run.parallel.shard if run.sharded and run.parallel.zero else 1
         classes: dict[int, tuple[int, int]] = {}
         for index in range(shards):
             numel = shard_numel(run, pipeline_rank, index)
@@ -137,7 +137,7 @@ class Step:
         order = self.actions()
         reduced = len(order) - 2 if self.run.parallel.pipeline == 1 else -1  # by the last micro-batch itself
         for index, (kind, number) in enumerate(order):
-            line.add(chunks[number].play(kind, last=index == reduced))
+            line.add(chunks[number].play(kind, reduces=index == reduced))
         return line
 
     def moments(self) -> dict[str, Terms]:

@@ -1,14 +1,14 @@
 """What the model's parts allocate, keep and free, operation by operation: model/ and parallel/tensor.py in bytes.
 
-Each part is written as there, with sizes for tensors. Played once on a tape (predict/tape.py) it becomes two spans, its
-forward and its backward pass, of which a rank's step is put together (predict/chunk.py).
+Each part is written as there, with sizes for tensors. Played once on a tape (predict/tape.py) it becomes spans, its
+forward pass and its backward pass or the halves of it, of which a rank's step is put together (predict/chunk.py).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from steelyard.predict.shard import reduces_each, sharded
+from steelyard.predict.shard import reduces_each
 from steelyard.predict.tape import Storage, Tape, Var
 from steelyard.predict.timeline import Span, Terms, span
 from steelyard.spec.precision import BYTES
@@ -70,7 +70,7 @@ class Network:
 
     def __init__(self, run: Run, host: bool = False, keep: bool = False):
         self.run, self.spec, self.size = run, run.model, Sizes.of(run, host)
-        self.tape, self.keep, self.fsdp = Tape(), keep, sharded(run)
+        self.tape, self.keep, self.fsdp = Tape(), keep, run.sharded
         self.tensor, self.sequence = run.parallel.tensor, run.parallel.sequence
         self._gradients: list[Storage] = []
         self.head: list[Storage] = []  # the head's gradient, from the loss to the word table's
@@ -250,7 +250,8 @@ class Network:
         qkv = self.linear(entered, term, joined, spec.hidden_size * columns, columns * spec.qkv_bias)
         views = [(qkv.storage, part) for part in (size.query, size.key, size.key)]
         query, key, value = self.tape.split([qkv], views, lambda *grads: [self.grad(joined)])
-        if spec.heads_per_group > 1:
+        groups = spec.num_query_groups // self.tensor
+        if spec.heads_per_group > 1 and groups > 1:  # their heads do not lie one after the other
             query = self.copy(query, term)
         if spec.qk_norm:
             query, key = self.norm(query, term, heads=True), self.norm(key, term, heads=True)

@@ -1,4 +1,4 @@
-"""How long a pipeline's ranks wait for each other: the bubble of a schedule, from the cost of its stages."""
+"""A pipeline's schedule: how long ranks wait for each other, and what every rank does in a step, action by action."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -45,8 +45,10 @@ def bubble(model: Model, parallel: Parallel, micro_batches: int) -> Bubble:
 
 # What a rank does, and for which chunk of the model it holds: "F" forward, "B" backward, or its halves "I" (gradients
 # of inputs) and "W" (of weights); "RF" and "RB" receive the input of a forward and the gradient of a backward pass; "R"
-# reduces the gradients of weights when they are whole; "-" is a turn without work, where FSDP may gather or let go.
+# reduces the gradients of weights when they are whole; "D" drops gathered weights, and "-" is a turn in which FSDP may
+# gather them ahead.
 Action = tuple[str, int]
+ON_DEMAND = ("gpipe", "1f1b")  # schedules of one stage a rank, which receive when they need to
 ROUNDS = 3  # of as many micro-batches as there are ranks
 AT_ONCE = 3  # chunks whose weights PyTorch's schedules keep gathered
 
@@ -60,9 +62,9 @@ def actions(parallel: Parallel, micro_batches: int) -> list[list[Action]]:
     where = {stage: (rank, number) for rank, mine in enumerate(held) for number, stage in enumerate(mine)}
     plain = [_with_turns(order(parallel, rank, micro_batches), micro_batches) for rank in range(parallel.pipeline)]
     found: list[list[Action]] = [[] for _ in plain]
-    ahead = parallel.pipeline_schedule not in ("gpipe", "1f1b")
+    ahead = parallel.pipeline_schedule not in ON_DEMAND
     done, waits = [0] * len(plain), dict.fromkeys(((kind, stage) for kind in "FB" for stage in where), 0)
-    while any(number < len(mine) for number, mine in zip(done, plain, strict=True)):
+    while (before := sum(done)) < sum(map(len, plain)):
         for rank, mine in enumerate(plain):
             if done[rank] == len(mine):
                 continue
@@ -84,7 +86,13 @@ def actions(parallel: Parallel, micro_batches: int) -> list[list[Action]]:
                 receiver, to_chunk = where[to_stage]
                 if ahead and receiver != rank:
                     found[receiver].append(("R" + passed, to_chunk))
+        assert sum(done) > before, "a schedule whose ranks wait for each other"
     return found
+
+
+def few(parallel: Parallel, micro_batches: int) -> bool:
+    """Whether 1F1B has too few micro-batches to alternate, so that all forward passes go before all backward ones."""
+    return parallel.pipeline_schedule == "1f1b" and micro_batches < parallel.pipeline
 
 
 def enough(parallel: Parallel, micro_batches: int) -> int:
@@ -105,8 +113,9 @@ def _with_turns(plain: list[Action], micro_batches: int) -> list[Action]:
     active: list[int] = []
     done: Counter[int] = Counter()
     for (kind, chunk), wanted in zip(plain, reversed(soon), strict=False):
-        turns = set(active) ^ set(wanted)
-        found += [("-", other) for other in turns] + [(kind, chunk)]
+        found += [("D", other) for other in active if other not in wanted]
+        found += [("-", other) for other in wanted if other not in active]
+        found.append((kind, chunk))
         active = wanted
         done[chunk] += kind in "BW"
         if kind in "BW" and done[chunk] == micro_batches:
@@ -118,7 +127,7 @@ def order(parallel: Parallel, rank: int, micro_batches: int) -> list[Action]:
     """What a rank does in a step, chunk by chunk of the model it holds. Source: the orders of
     torch.distributed.pipelining.schedules; a test holds the two together."""
     schedule, ranks, chunks = parallel.pipeline_schedule, parallel.pipeline, parallel.num_stages // parallel.pipeline
-    if schedule == "gpipe":
+    if schedule == "gpipe" or few(parallel, micro_batches):
         return [("F", 0)] * micro_batches + [("B", 0)] * micro_batches
     if schedule == "zbv":
         return _zbv(ranks, rank, micro_batches)

@@ -10,12 +10,6 @@ from steelyard.spec.precision import BYTES
 from steelyard.spec.run import Run
 
 
-def sharded(run: Run) -> bool:
-    """Whether FSDP holds the weights: not where one data rank computes in its master dtype."""
-    precision = run.precision
-    return run.parallel.data > 1 or not precision.compute == precision.gradients == precision.master
-
-
 def reduces_each(run: Run) -> bool:
     """Whether FSDP reduces the gradients of every micro-batch, and not of a step."""
     return run.parallel.zero >= 2 and run.parallel.pipeline == 1
@@ -39,18 +33,19 @@ class Shards:
     """FSDP on one rank. Without it (`on` is false) nothing is gathered, taken or reduced."""
 
     def __init__(self, run: Run):
-        self.on, self.each = sharded(run), reduces_each(run)
+        self.on, self.each = run.sharded, reduces_each(run)
         self.regathers = self.on and run.parallel.zero == 3
-        self._drops = run.parallel.zero == 3
         self._ranks = run.parallel.shard if run.parallel.zero else 1
-        self._width, self._wide = BYTES[run.precision.compute], BYTES[run.precision.gradients]
-        self._casts = self._width != BYTES[run.precision.master]
+        precision = run.precision
+        self._width, self._wide = BYTES[precision.compute], BYTES[precision.gradients]
+        self._casts = precision.compute != precision.master
+        self._casts_back = precision.compute != precision.gradients
         self._reducing = 0  # bytes of the last reduction's input, which waits for the next one
 
     def keeps(self, first: bool) -> bool:
         """Whether gradients of weights stay where an operation makes them: in a first micro-batch, and where FSDP takes
         them at the unit's end."""
-        return first or (self.on and (self.each or self._width != self._wide))
+        return first or (self.on and (self.each or self._casts_back))
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
@@ -87,22 +82,22 @@ class Shards:
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 
-    def take(self, unit: Unit, fresh: bool, last: bool, added: bool = False) -> Iterator[Span]:
+    def take(self, unit: Unit, fresh: bool, reduces: bool, added: bool = False) -> Iterator[Span]:
         """FSDP takes a unit's gradients after a backward pass: adds them to those in the dtype of gradients (`fresh`:
-        there are none), or reduces them to shards, in the `last` micro-batch at the latest. The last reduction's input
-        waits for the next one. `added`: the last micro-batch's have been added already."""
+        there are none), or `reduces` them to shards, with the last micro-batch at the latest. A reduction's input waits
+        for the next one. `added`: the last micro-batch's have been added already."""
         if not self.on:
             return
         narrow, wide = ((unit.numel + unit.others) * size for size in (self._width, self._wide))
-        casts, before = narrow != wide, not fresh and not self.each
+        casts, before = self._casts_back, not fresh and not self.each
         if casts and before and not added:
             yield moves("reduction", ("gradients", -narrow))
-        if not last and not self.each:
+        if not reduces and not self.each:
             for index, numel in enumerate(unit.tensors if casts and not before else ()):
                 whole = numel + (0 if index else unit.others)  # cast one by one, each beside what it was
                 yield moves("reduction", ("gradients", whole * self._wide), ("gradients", -whole * self._width))
             return
-        if last or self._drops:
+        if reduces or self.regathers:
             yield self.gathered(-unit.numel, "reduction")
         source, wide = wide if before else narrow, unit.numel * self._wide
         shard = wide // self._ranks
@@ -111,6 +106,15 @@ class Shards:
         yield moves("reduction", ("communication", -self._reducing), ("communication", wide), ("gradients", -source),
                     ("gradients", shard), *divided, *again)  # fmt: skip
         self._reducing = wide
+
+    def settle(self, unit: Unit) -> Iterator[Span]:
+        """Without FSDP, what is held of other tensor ranks' rows goes when the step's gradients are summed: a rank's
+        own rows are copied out."""
+        if unit.others and not self.on:
+            mine = unit.tensors[0]
+            yield moves(
+                "reduction", ("gradients", mine * self._wide), ("gradients", -(mine + unit.others) * self._wide)
+            )
 
     def reduced(self) -> Span:
         """The last reduction is through."""

@@ -57,7 +57,7 @@ Weigh = Callable[[], list[Storage]]
 @dataclass(eq=False)
 class Node:
     """An operation of a forward pass: where the gradients of its inputs go, how they are made (None: as they are, for a
-    view), what it saved for that; how the gradients of its weights are made, and what it saved for those alone."""
+    view), what it saved, and how the gradients of its weights are made."""
 
     inputs: "tuple[Edge | None, ...]"
     backward: Backward | None

@@ -12,7 +12,6 @@ from math import prod
 from steelyard.predict import parameters, stages
 from steelyard.predict.network import Sizes
 from steelyard.predict.parameters import Tensor
-from steelyard.predict.shard import sharded
 from steelyard.spec.precision import BYTES
 from steelyard.spec.run import Run
 
@@ -73,7 +72,7 @@ class _Step:
         # ZeRO 0 is one shard per replica
         self.shards = 1 if parallel.zero == 0 else parallel.shard
         self.replicas = parallel.data // self.shards
-        self.fsdp = sharded(run)
+        self.fsdp = run.sharded
 
     # --- once a step -------------------------------------------------------------------------------------------------
 

@@ -105,7 +105,11 @@ def _layout(parallel: Parallel) -> Iterator[Problem]:
         )  # fmt: skip
     if parallel.zero == 2:
         yield problem("S117", "parallel.zero")
-    if parallel.zero == 3 and schedule in ("zero_bubble", "zbv") and parallel.data > 1:
+
+
+def _zero_bubble(parallel: Parallel, precision: Precision) -> Iterator[Problem]:
+    schedule, sharded = parallel.pipeline_schedule, parallel.data > 1 or not precision.uniform
+    if parallel.pipeline > 1 and parallel.zero == 3 and schedule in ("zero_bubble", "zbv") and sharded:
         yield problem("S120", "parallel.zero", schedule=schedule)
 
 
@@ -214,6 +218,7 @@ CHECKS: list[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]]] = [
     (("model", "parallel", "engine"), _tensor),
     (("model", "parallel"), _pipeline),
     (("parallel",), _layout),
+    (("parallel", "precision"), _zero_bubble),
     (("parallel", "recompute", "engine"), _recompute),
     (("batch", "parallel", "engine"), _batch),
     (("length", "batch", "model"), _length),

@@ -163,6 +163,11 @@ class Run(Identity):
         return self
 
     @property
+    def sharded(self) -> bool:
+        """Whether FSDP holds the weights: not where one data rank computes in its master dtype throughout."""
+        return self.parallel.data > 1 or not self.precision.uniform
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens of one full global batch (after any ramp)."""
         return self.batch.global_batch_size * self.model.seq_length
