@@ -45,7 +45,7 @@ LAYOUTS = {
     "zero bubble": (1, dict(world=2, parallel={
         "pipeline": 2, "pipeline_schedule": "zero_bubble", "virtual": 2}, batch=PIPED), 0.0005),
     "interleaved, four chunks": (0, dict(world=4, model={"num_layers": 8}, parallel={
-        "pipeline": 2, "pipeline_schedule": "interleaved", "virtual": 4}, batch=PIPED), 0.02),  # gathers ahead, not modelled
+        "pipeline": 2, "pipeline_schedule": "interleaved", "virtual": 4}, batch=PIPED), 0.02),  # gathers ahead
     "1f1b, few micro-batches": (3, dict(
         world=4, parallel={"pipeline": 4}, batch={"micro_batch_size": 2, "accumulation": 2}), 0.0005),
     "zero 3, groups of blocks in a pipeline": (0, dict(world=4, model={"num_layers": 8}, parallel={
