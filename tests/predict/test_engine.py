@@ -53,6 +53,7 @@ LAYOUTS = {
     "head apart, one micro-batch": (0, dict(
         world=2, model={"tied_embeddings": False}, precision={"compute": "fp32"}, parallel={"tensor": 2},
         batch={"micro_batch_size": 2, "accumulation": 1}), 0.0005),
+    "alibi": (1, dict(world=2, model={"position": "alibi"}, parallel={"pipeline": 2}, batch=PIPED), 0.0005),
     "one query group a rank": (1, dict(world=2, model={"num_query_groups": 2}, parallel={"tensor": 2}), 0.0005),
     "zbv": (1, dict(world=2, parallel={
         "pipeline": 2, "pipeline_schedule": "zbv", "virtual": 2}, batch=PIPED), 0.0005),

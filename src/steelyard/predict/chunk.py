@@ -67,6 +67,14 @@ class Chunk:
         again = rule.mode == "full" or (rule.mode == "selective" and "attention" in rule.modules)
         return (0, masks + angles) if again else (masks, angles)
 
+    def share(self) -> Span:
+        """What blocks share is made. ALiBi's biases are distances (int64) times slopes (float64), and then cast."""
+        model, pairs, made = self.run.model, self.run.model.seq_length**2, sum(self.shared)
+        if model.position != "alibi":
+            return moves("forward", ("masks", made))
+        exact = 8 * pairs * model.num_attention_heads if self.size.width < 8 else 0
+        return moves("forward", ("masks", 8 * pairs), ("masks", exact), ("masks", made), ("masks", -exact - 8 * pairs))
+
     def play(self, kind: str, reduces: bool = False) -> Span:
         """An action of predict/pipeline.py. `reduces`: FSDP reduces as soon as a unit's backward pass is through."""
         if kind in self._received:
@@ -93,7 +101,7 @@ class Chunk:
         shards, waiting = self.shards, self.ends
         if bare:
             yield shards.gather(self.ends)
-        yield moves("forward", ("masks", sum(self.shared)))
+        yield self.share()
         if self.first:
             yield self.parts.embedding(False)[0]
         for index, (count, _) in enumerate(self.groups):
