@@ -53,7 +53,9 @@ def test_ratios_to_exact(row, column, expected):
     entry = GOLDEN["columns"][column]
     run = plan(entry["model"], entry["batch"], "full")
     if row == "hardware":
-        per_sequence = flops.hardware_flops(run.model, run.padded_vocab_size, Recompute(mode="full"), (99,), False)
+        per_sequence = flops.hardware_flops(
+            run.model, run.padded_vocab_size, Recompute(mode="full"), (run.model.num_layers,), False
+        )
         found = run.batch.global_batch_size * per_sequence
     else:
         found = views(run)[row]
