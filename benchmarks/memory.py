@@ -7,6 +7,7 @@ every row.
 import argparse
 import json
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 from steelyard import hardware
 from steelyard.frameworks import allocating
 from steelyard.frameworks.megatron import script, theory
-from steelyard.predict.memory import device
+from steelyard.predict.memory import Memory, device
 from steelyard.spec import resolve
+from steelyard.spec.run import Run
 
 GOLDEN = Path(__file__).parents[1] / "tests/golden/memory"
 CHIPS = {"a100": "A100-SXM4-80GB", "h100": "H100-SXM5-80GB", "gb200": "GB200"}
@@ -23,13 +25,22 @@ MIB = 2**20
 HALF_PERCENT = 0.005
 
 
+def functional_tests() -> dict[str, Any]:
+    return json.loads((GOLDEN / "megatron.json").read_text())
+
+
+def predicted(arguments: Any, world: int, chip: str | None) -> tuple[Run, Memory]:
+    """A list of arguments, and what its last rank allocates, which writes the log."""
+    values = script.values(script.arguments(arguments))
+    run = resolve({**values, "hardware": {"chip": chip}} if chip else values, world=world).run
+    return run, (allocating.ranks(run) or ())[-1]
+
+
 def megatron() -> Iterator[dict[str, Any]]:
     """Every row with our prediction and Megatron's own."""
-    facts = json.loads((GOLDEN / "megatron.json").read_text())
-    for row in facts["rows"]:
-        values = script.values(script.arguments(facts["arguments"][row["arguments"]]))
-        run = resolve({**values, "hardware": {"chip": CHIPS[row["gpu"]]}}, world=row["world"]).run
-        memory = (allocating.ranks(run) or ())[-1]  # the last rank writes the log
+    measured = functional_tests()
+    for row in measured["rows"]:
+        run, memory = predicted(measured["arguments"][row["arguments"]], row["world"], CHIPS[row["gpu"]])
         own = theory.weights_and_optimizer(run), theory.activations(run)
         yield {
             **row,
@@ -74,30 +85,24 @@ def megatron_table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 def chip_table(rows: list[dict[str, Any]]) -> Iterator[str]:
     """What the arguments leave open: the same list was measured on several chips."""
-    facts = json.loads((GOLDEN / "megatron.json").read_text())["arguments"]
-    given = {key: script.values(script.arguments(arguments)) for key, arguments in facts.items()}
+    lists = functional_tests()["arguments"]
     known = [row["kernel"] in ("flash", "unfused") for row in rows]
-    near: dict[str, list[list[bool]]] = {key: [] for key in facts}  # list of arguments -> row -> chip -> within 0.5 %
-    errors: dict[str, list[tuple[float, float]]] = {}
-    for name, chip in {"none": None, **CHIPS}.items():
-        found = errors[f"chip taken for {name}" if chip else "no chip, as `plan` on arguments alone"] = []
-        for row in rows:
-            values = given[row["arguments"]] | ({"hardware": {"chip": chip}} if chip else {})
-            memory = (allocating.ranks(resolve(values, world=row["world"]).run) or ())[-1]
-            found.append((memory.steady / row["allocated"] - 1, memory.peak / row["peak"] - 1))
+    near: Counter[tuple[str, str]] = Counter()  # list of arguments, choice of a chip -> rows within 0.5 %
+    choices = {"no chip, as `plan` on arguments alone": None, **{f"chip taken for {key}": CHIPS[key] for key in CHIPS}}
     yield f"{'from the arguments alone':<40} {'after a step':>16} {'peak':>16} {'kernel known':>16}"
-    for name, found in errors.items():
-        after, peak = zip(*found, strict=True)
-        yield (
-            f"{name:<40} {spread(list(after)):>16} {spread(list(peak)):>16} "
-            f"{spread([error for error, chosen in zip(peak, known, strict=True) if chosen]):>16}"
-        )
-    for index, row in enumerate(rows):
-        near[row["arguments"]].append([abs(found[index][0]) <= HALF_PERCENT for found in errors.values()])
-    best = sum(max(map(sum, zip(*chips, strict=True))) for chips in near.values() if chips)
+    for name, chip in choices.items():
+        after, peak = [], []
+        for row in rows:
+            _, memory = predicted(lists[row["arguments"]], row["world"], chip)
+            after.append(memory.steady / row["allocated"] - 1)
+            peak.append(memory.peak / row["peak"] - 1)
+            near[row["arguments"], name] += abs(after[-1]) <= HALF_PERCENT
+        chosen = [error for error, sure in zip(peak, known, strict=True) if sure]
+        yield f"{name:<40} {spread(after):>16} {spread(peak):>16} {spread(chosen):>16}"
+    best = sum(max(near[key, name] for name in choices) for key in lists)
     true = sum(abs(row["allocated_error"]) <= HALF_PERCENT for row in rows)
-    several = sum(len({row["gpu"] for row in rows if row["arguments"] == key}) > 1 for key in facts)
-    yield f"{several} of {len(facts)} lists were measured on more than one chip. Rows within 0.5 % after a step:"
+    several = sum(len({row["gpu"] for row in rows if row["arguments"] == key}) > 1 for key in lists)
+    yield f"{several} of {len(lists)} lists were measured on more than one chip. Rows within 0.5 % after a step:"
     yield f"{true} of {len(rows)} with the chip, {best} with the best of these four, chosen per list after the fact"
 
 

@@ -54,7 +54,7 @@ def of_rank(run: Run, rank: int) -> tuple[Memory, ...] | None:
     rest, tensor = divmod(rank, parallel.tensor)
     pipeline, column = divmod(rest, parallel.data * parallel.context)
     if run.engine.framework == "steelyard":
-        shard = column % parallel.shard if parallel.zero else 0
+        shard = column % parallel.shards
         return (replace(engine.on_rank(run, pipeline, shard), tensor=tensor, count=1),)
     found = ranks(run)
     return tuple(m for m in found if (m.stage, m.tensor) == (pipeline, tensor))[:1] if found else None

@@ -1,15 +1,15 @@
 """What a stage of the model does to its rank's memory, action by action of a step.
 
-A stage's blocks and ends are played once (predict/network.py); here they are put together with what FSDP gathers and
+A stage's blocks and ends are played once (predict/parts.py); here they are put together with what FSDP gathers and
 takes (predict/shard.py), with what neighbours send, and with what all blocks share.
 """
 
 from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import cached_property
 
 from steelyard.predict import stages
-from steelyard.predict.network import Network, Sizes, play
 from steelyard.predict.parameters import stage_tensors
+from steelyard.predict.parts import Parts
 from steelyard.predict.pipeline import ON_DEMAND
 from steelyard.predict.shard import Shards, Unit
 from steelyard.predict.timeline import Span, chain, moves
@@ -19,7 +19,7 @@ from steelyard.spec.run import Run
 class Chunk:
     """One stage on a rank. Without a pipeline it is the whole model."""
 
-    def __init__(self, run: Run, parts: "Parts", shards: Shards, rank: int, number: int):
+    def __init__(self, run: Run, parts: Parts, shards: Shards, rank: int, number: int):
         self.run, self.parts, self.shards, self.size = run, parts, shards, parts.size
         split, mine = stages.split(run.model, run.parallel), stages.chunks(run.parallel, rank)
         stage = mine[number]
@@ -36,8 +36,7 @@ class Chunk:
         self.ends = Unit(tuple(numel for name, numel in tensors if not name.startswith("layers.")), self._others())
         self.gathered, self.done = False, dict.fromkeys("FBIW", 0)
         alike = (self.layers, self.first, self.last, self.receives, self.answers)
-        # only of what leaves `shards` as it was: in a pipeline all but "R", elsewhere the forward pass
-        self._made = parts.made.setdefault(alike, {}) if run.parallel.pipeline > 1 else {}
+        self._made = parts.made.setdefault(alike, {})
         self._received = {
             "RF": moves("forward", ("boundary", self.size.residual)),
             "RB": moves("backward", ("backward", self.size.residual)),
@@ -89,10 +88,12 @@ class Chunk:
             dropped = kind == "F" or self.run.parallel.pipeline == 1
             self.gathered = not (self.shards.regathers and dropped)
         self.done[kind] += 1
-        key = (kind, fresh, bare, reduces)
-        if key not in self._made or (kind == "B" and self.run.parallel.pipeline == 1):
-            make = {"F": self.forward, "B": self.backward, "I": self.inputs, "W": self.weights}[kind]
-            self._made[key] = chain(make(fresh, bare, reduces))
+        make = {"F": self.forward, "B": self.backward, "I": self.inputs, "W": self.weights}[kind]
+        if self.run.parallel.pipeline == 1:  # where a backward pass may reduce, which changes `shards`
+            return chain(make(fresh, bare, reduces))
+        key = (kind, fresh, bare)
+        if key not in self._made:
+            self._made[key] = chain(make(fresh, bare, False))
         return self._made[key]
 
     # --- actions: `fresh` ones find no gradients of weights, `bare` ones weights that are not gathered ----------------
@@ -152,7 +153,7 @@ class Chunk:
         if bare:
             yield self.shards.gathered(self.ends.numel + self.layers * self.block.numel, "backward")
         if self.last:
-            yield self.parts.put_off_loss(keep)[0]
+            yield self.put_off_loss(keep)[0]
         for index in reversed(range(self.layers)):
             yield self.put_off(index, keep)[0]
         yield from self.sent(fresh)
@@ -165,7 +166,7 @@ class Chunk:
             return
         keep = self.shards.keeps(fresh)
         parts = [self.put_off(index, keep) for index in range(self.layers)]
-        parts += [self.parts.put_off_loss(keep)] if self.last else []
+        parts += [self.put_off_loss(keep)] if self.last else []
         for _, weights, _ in parts:
             yield weights
         for _, _, rest in parts:
@@ -190,14 +191,17 @@ class Chunk:
 
     # --- their parts -------------------------------------------------------------------------------------------------
 
-    def group(self, index: int, keep: bool) -> list[Span]:
+    def group(self, index: int, keep: bool, put_off: bool = False) -> list[Span]:
         count, checkpointed = self.groups[index]
         received, answered = index == 0 and not self.first, index == len(self.groups) - 1 and not self.last
-        return self.parts.group(count, checkpointed, keep, received, answered)
+        return self.parts.group(count, checkpointed, keep, received, answered, put_off)
 
     def put_off(self, index: int, keep: bool) -> list[Span]:
         """A block's backward pass in its halves. (Never with full recompute, which runs blocks again as a whole.)"""
-        return self.parts.put_off(keep, index == 0, index == self.layers - 1 and not self.last)
+        return self.group(index, keep, put_off=True)[1:]
+
+    def put_off_loss(self, keep: bool) -> list[Span]:
+        return self.parts.loss(keep, put_off=True)[1:]
 
     def sent(self, fresh: bool) -> Iterator[Span]:
         """The gradient that is sent back. GPipe and 1F1B keep it until they send the next one (`fresh`: there is none
@@ -211,55 +215,3 @@ class Chunk:
         residual = self.size.residual
         given, made = residual * self.receives, residual * (not self.last)  # a neighbour here lets go of what it made
         yield moves("backward", ("boundary", -given), ("activations.norm", -made), ("backward", -made))
-
-
-class Parts:
-    """The spans of a run's parts, each played once."""
-
-    def __init__(self, run: Run, host: bool):
-        self._run, self._host, self.size = run, host, Sizes.of(run, host)
-        self._played: dict[tuple[object, ...], list[Span]] = {}
-        # a pipeline's chunks that are alike share their actions
-        self.made: dict[tuple[int | bool, ...], dict[tuple[str, bool, bool, bool], Span]] = {}
-
-    def embedding(self, keep: bool) -> list[Span]:
-        if ("embedding", keep) not in self._played:
-            net = Network(self._run, self._host, keep)
-            self._played["embedding", keep] = play("embedding", net, net.embedding)
-        return self._played["embedding", keep]
-
-    def loss(self, keep: bool) -> list[Span]:
-        return self._loss(keep, False)
-
-    def put_off_loss(self, keep: bool) -> list[Span]:
-        """The backward pass in its halves, and what goes after them."""
-        return self._loss(keep, True)[1:]
-
-    def _loss(self, keep: bool, put_off: bool) -> list[Span]:
-        if ("loss", keep, put_off) not in self._played:
-            net = Network(self._run, self._host, keep)
-            self._played["loss", keep, put_off] = play(
-                "loss", net, net.loss, "activations.norm", put_off=put_off, last=True
-            )
-        return self._played["loss", keep, put_off]
-
-    def group(
-        self, count: int, checkpointed: bool, keep: bool, received: bool = False, answered: bool = False
-    ) -> list[Span]:
-        """`received`, `answered`: at the beginning or the end of a pipeline stage, whose schedule holds on to the input
-        or to the result's gradient."""
-        return self._group(count, checkpointed, keep, received, answered, False)
-
-    def put_off(self, keep: bool, received: bool, answered: bool) -> list[Span]:
-        """A block's backward pass in its halves, and what goes after them."""
-        return self._group(1, False, keep, received, answered, True)[1:]
-
-    def _group(
-        self, count: int, checkpointed: bool, keep: bool, received: bool, answered: bool, put_off: bool
-    ) -> list[Span]:
-        key = (count, checkpointed, keep, received, answered, put_off)
-        if key not in self._played:
-            net = Network(self._run, self._host, keep)
-            run, term = partial(net.group, count, checkpointed), "boundary" if received else "activations.norm"
-            self._played[key] = play("block", net, run, term, (received, answered), put_off, answered)
-        return self._played[key]

@@ -7,8 +7,9 @@ from functools import lru_cache
 from math import prod
 
 from steelyard.predict import parameters, stages
-from steelyard.predict.chunk import Chunk, Parts
+from steelyard.predict.chunk import Chunk
 from steelyard.predict.memory import Memory, Moment, States
+from steelyard.predict.parts import Parts
 from steelyard.predict.pipeline import Action, actions, enough
 from steelyard.predict.shard import Shards
 from steelyard.predict.timeline import Terms, Timeline, span
@@ -33,7 +34,7 @@ def local_shapes(model: Model, parallel: Parallel, pipeline_rank: int) -> dict[t
 def shard_numel(run: Run, pipeline_rank: int, index: int) -> int:
     """Parameters that shard `index` keeps: FSDP cuts dimension 0 of each tensor into blocks of ceil(rows / shards)."""
     parallel = run.parallel
-    shards = 1 if parallel.zero == 0 else parallel.shard
+    shards = parallel.shards
     found = 0
     for shape, count in local_shapes(run.model, parallel, pipeline_rank).items():
         block = -(-shape[0] // shards)
@@ -66,7 +67,7 @@ def ranks(run: Run, host: bool = False) -> tuple[Memory, ...]:
     found: list[Memory] = []
     parts = Parts(run, host)
     for pipeline_rank in range(run.parallel.pipeline):
-        shards = run.parallel.shard if run.sharded and run.parallel.zero else 1
+        shards = run.parallel.shards
         classes: dict[int, tuple[int, int]] = {}
         for index in range(shards):
             numel = shard_numel(run, pipeline_rank, index)

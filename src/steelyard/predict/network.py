@@ -10,7 +10,6 @@ from functools import cached_property, partial
 
 from steelyard.predict.shard import reduces_each
 from steelyard.predict.tape import Storage, Tape, Var
-from steelyard.predict.timeline import Span, Terms, span
 from steelyard.spec.precision import BYTES
 from steelyard.spec.run import Run
 
@@ -504,63 +503,3 @@ class Network:
         made = tape.record([given], tape.new("logits", 0), 0, lambda _: saved, saved, None if self.tied_here else weigh)
         del buffers
         return made
-
-
-def play(
-    name: str,
-    net: Network,
-    forward: Callable[..., Var],
-    incoming: str = "",
-    outside: tuple[bool, bool] = (False, False),
-    put_off: bool = False,
-    last: bool = False,
-) -> list[Span]:
-    """The forward and the backward pass of a part; `incoming`: the term of the hidden state it is given. `outside`:
-    whether others hold on to that state, and to the gradient of what the part makes. `put_off`: the backward pass in
-    its halves, and what goes with the graph after them; `last`: no other part of the stage holds on to this graph."""
-    tape, ledger, sink = net.tape, net.tape.ledger, list[Storage]()
-    found: list[Span] = []
-    before: Terms = {}
-
-    def begin() -> None:
-        ledger.reset()
-        before.clear()
-        before.update(ledger.terms)
-
-    def end(name: str) -> None:
-        def beyond(terms: Terms) -> Terms:
-            return {k: v - before.get(k, 0) for k, v in terms.items() if v != before.get(k, 0)}
-
-        found.append(span(name, beyond(ledger.terms), beyond(ledger.at_peak)))
-
-    if name == "embedding" and net.tied_here:
-        net.head = [Storage(ledger, "loss.gradients", net.size.rows * net.spec.hidden_size * net.size.width)]
-    inputs = [tape.leaf(Storage(ledger, incoming, net.size.residual), sink)] if incoming else []
-    held = [v.storage for v in inputs] if outside[0] else []
-    begin()
-    made = forward(*inputs)
-    inputs.clear()
-    end("loss" if name == "loss" else "forward")
-    # what comes after has let go of the result by now, and its gradient is there
-    made.storage = Storage(ledger, "backward", net.size.residual if name != "loss" else 0)
-    grad, root = [made.storage], [made]
-    held += grad if outside[1] else []
-    del made.storage, made
-    begin()
-    if not put_off:
-        tape.backward(root.pop(), grad.pop())
-        end("embedding" if name == "embedding" else "backward")
-        return found
-    waiting = tape.inputs(root[0], grad.pop())
-    if outside[1]:
-        held[-1].become("backward")
-    if last:
-        root.clear()
-    end("backward")
-    begin()
-    tape.weights(waiting)
-    end("backward")
-    begin()
-    root.clear()
-    end("backward")
-    return found

@@ -35,7 +35,7 @@ class Shards:
     def __init__(self, run: Run):
         self.on, self.each = run.sharded, reduces_each(run)
         self.regathers = self.on and run.parallel.zero == 3
-        self._ranks = run.parallel.shard if run.parallel.zero else 1
+        self._ranks = run.parallel.shards
         precision = run.precision
         self._width, self._wide = BYTES[precision.compute], BYTES[precision.gradients]
         self._casts = precision.compute != precision.master

@@ -69,8 +69,7 @@ class _Step:
         self.chunks, self.final = stages.chunks(parallel, pipeline_rank), len(self.split) - 1
         self.first, self.last = 0 in self.chunks, self.final in self.chunks
         self.held = parameters.rank_tensors(run.model, parallel, pipeline_rank)
-        # ZeRO 0 is one shard per replica
-        self.shards = 1 if parallel.zero == 0 else parallel.shard
+        self.shards = parallel.shards
         self.replicas = parallel.data // self.shards
         self.fsdp = run.sharded
 

@@ -108,14 +108,12 @@ def _layout(parallel: Parallel) -> Iterator[Problem]:
 
 
 def _zero_bubble(parallel: Parallel, precision: Precision) -> Iterator[Problem]:
-    schedule, sharded = parallel.pipeline_schedule, parallel.data > 1 or not precision.uniform
-    if parallel.pipeline > 1 and parallel.zero == 3 and schedule in ("zero_bubble", "zbv") and sharded:
-        yield problem("S120", "parallel.zero", schedule=schedule)
+    if parallel.puts_off_weights and parallel.zero == 3 and parallel.sharded(precision):
+        yield problem("S120", "parallel.zero", schedule=parallel.pipeline_schedule)
 
 
 def _recompute(parallel: Parallel, recompute: Recompute, engine: Engine) -> Iterator[Problem]:
-    zero_bubble = parallel.pipeline > 1 and parallel.pipeline_schedule in ("zero_bubble", "zbv")
-    if zero_bubble and recompute.mode == "full":
+    if parallel.puts_off_weights and recompute.mode == "full":
         yield problem("S118", "recompute.mode", schedule=parallel.pipeline_schedule)
     if recompute.shard and recompute.mode != "full" and engine.framework == "steelyard":
         advice = 'set recompute.mode = "full" or recompute.shard = false'

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from steelyard.spec.precision import Precision
 from steelyard.spec.section import Section
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"]
@@ -43,3 +44,17 @@ class Parallel(Section):
     def shard(self) -> int:
         """Data ranks that share one set of ZeRO shards."""
         return self.data // self.replicate
+
+    @property
+    def shards(self) -> int:
+        """Parts that a parameter is cut into over the data ranks: one at ZeRO 0."""
+        return self.shard if self.zero else 1
+
+    @property
+    def puts_off_weights(self) -> bool:
+        """Whether the schedule computes the gradients of weights apart from those of inputs."""
+        return self.pipeline > 1 and self.pipeline_schedule in ("zero_bubble", "zbv")
+
+    def sharded(self, precision: Precision) -> bool:
+        """Whether FSDP holds the weights: not where one data rank computes in its master dtype throughout."""
+        return self.data > 1 or not precision.compute == precision.gradients == precision.master

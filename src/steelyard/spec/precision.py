@@ -46,11 +46,6 @@ class Precision(Section):
         return "fp64" if self.compute == "fp64" else "fp32"
 
     @property
-    def uniform(self) -> bool:
-        """One dtype for weights, computing and gradients."""
-        return self.compute == self.gradients == self.master
-
-    @property
     def scales_loss(self) -> bool:
         return self.compute == "fp16"
 

@@ -164,8 +164,8 @@ class Run(Identity):
 
     @property
     def sharded(self) -> bool:
-        """Whether FSDP holds the weights: not where one data rank computes in its master dtype throughout."""
-        return self.parallel.data > 1 or not self.precision.uniform
+        """Whether FSDP holds the weights."""
+        return self.parallel.sharded(self.precision)
 
     @property
     def tokens_per_step(self) -> int:

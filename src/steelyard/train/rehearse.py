@@ -240,9 +240,9 @@ def beside_prediction(run: Run, rank: int) -> dict[str, Any]:
     parallel = run.parallel
     columns = parallel.data * parallel.context
     pipeline, column = divmod(rank // parallel.tensor, columns)
-    closed = engine.on_rank(run, pipeline, column % parallel.shard if parallel.zero else 0, host=True)
+    closed = engine.on_rank(run, pipeline, column % parallel.shards, host=True)
     found = rehearse(run, rank)
-    transfers = traffic.on_rank(run, pipeline, column % parallel.shard if parallel.zero else 0)
+    transfers = traffic.on_rank(run, pipeline, column % parallel.shards)
     transfers = tuple(entry for entry in transfers if entry.purpose != "valid tokens")
     states = {"master": closed.kept.weights + closed.kept.master, "optimizer": closed.kept.optimizer}
     pairs = {
