@@ -45,7 +45,7 @@ LAYOUTS = {
     "zero bubble": (1, dict(world=2, parallel={
         "pipeline": 2, "pipeline_schedule": "zero_bubble", "virtual": 2}, batch=PIPED), 0.0005),
     "interleaved, four chunks": (0, dict(world=4, model={"num_layers": 8}, parallel={
-        "pipeline": 2, "pipeline_schedule": "interleaved", "virtual": 4}, batch=PIPED), 0.02),  # gathers ahead
+        "pipeline": 2, "pipeline_schedule": "interleaved", "virtual": 4}, batch=PIPED), 0.0005),
     "1f1b, few micro-batches": (3, dict(
         world=4, parallel={"pipeline": 4}, batch={"micro_batch_size": 2, "accumulation": 2}), 0.0005),
     "zero 3, groups of blocks in a pipeline": (0, dict(world=4, model={"num_layers": 8}, parallel={
@@ -57,6 +57,17 @@ LAYOUTS = {
     "one query group a rank": (1, dict(world=2, model={"num_query_groups": 2}, parallel={"tensor": 2}), 0.0005),
     "zbv": (1, dict(world=2, parallel={
         "pipeline": 2, "pipeline_schedule": "zbv", "virtual": 2}, batch=PIPED), 0.0005),
+    "uneven shards, the last": (47, dict(world=48, parallel={"zero": 3}, batch=dict(PIPED, accumulation=2)), 0.0005),
+    "more shards than rows": (299, dict(world=300, parallel={"zero": 2}), 0.0005),
+    "replicas, zero 2": (3, dict(world=4, parallel={"zero": 2, "replicate": 2}, batch=PIPED), 0.0005),
+    "replicas, zero 3": (0, dict(world=4, parallel={"zero": 3, "replicate": 2}, batch=PIPED), 0.0005),
+    "replicas in a pipeline": (0, dict(
+        world=8, parallel={"pipeline": 2, "zero": 1, "replicate": 2}, batch=PIPED), 0.0005),
+    "narrow gradients": (1, dict(
+        world=2, precision={"compute": "bf16", "gradients": "bf16"}, parallel={"zero": 2}, batch=PIPED), 0.0005),
+    "zero 3 on one data rank": (1, dict(world=2, parallel={"pipeline": 2, "zero": 3}, batch=PIPED), 0.0005),
+    "zero 3, groups of blocks": (0, dict(world=4, model={"num_layers": 5}, parallel={"zero": 3}, recompute={
+        "mode": "full", "every": 3, "layers": 3}), 0.0005),
 }  # fmt: skip
 
 
@@ -66,9 +77,9 @@ def test_against_a_rehearsal(name):
 
     rank, given, limit = LAYOUTS[name]
     found = beside_prediction(make_run(**given), rank)["bytes"]
-    # Adam's count of updates is 4 bytes a tensor beside the moments
+    # beside the states there are Adam's counts of updates, 4 bytes a tensor, and sums of losses
     assert found["master"]["error"] == 0 and found["optimizer"]["error"] == 0
-    assert abs(found["steady"]["error"]) < 0.001
+    assert 0 <= found["steady"]["rehearsed"] - found["steady"]["predicted"] < 4096
     assert abs(found["peak"]["error"]) < limit
     assert abs(found["peak_first_step"]["error"]) < 1.5 * limit
 

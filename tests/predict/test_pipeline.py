@@ -96,7 +96,7 @@ def test_the_schedules_of_pytorch(schedule, virtual, ranks, micro_batches):
 def test_the_orders_of_pytorch(schedule, virtual, ranks, micro_batches):
     """Action by action, on every rank, with what is received from others and when."""
     kinds = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W", "RECV_F": "RF",
-             "RECV_B": "RB", "REDUCE_GRAD": "R", "RESHARD": "D"}  # fmt: skip
+             "RECV_B": "RB", "REDUCE_GRAD": "R", "UNSHARD": "U", "RESHARD": "D"}  # fmt: skip
     parallel = equal_stages(ranks, schedule, virtual)[1]
     ours = actions(parallel, micro_batches)
     for rank, theirs in pytorchs(parallel, micro_batches).pipeline_order_with_comms.items():

@@ -9,17 +9,21 @@ from functools import cached_property
 
 from steelyard.predict import stages
 from steelyard.predict.parameters import stage_tensors
-from steelyard.predict.parts import Parts
+from steelyard.predict.parts import Parts, Played
 from steelyard.predict.pipeline import ON_DEMAND
 from steelyard.predict.shard import Shards, Unit
 from steelyard.predict.timeline import Span, chain, moves
 from steelyard.spec.run import Run
+
+SHARDS, RECEIVED, GATHERED = range(3)  # where weights are; without FSDP they are always whole
+ENDS = -1  # their place among a chunk's units; a block's is its number
 
 
 class Chunk:
     """One stage on a rank. Without a pipeline it is the whole model."""
 
     def __init__(self, run: Run, parts: Parts, shards: Shards, rank: int, number: int):
+        parallel = run.parallel
         self.run, self.parts, self.shards, self.size = run, parts, shards, parts.size
         split, mine = stages.split(run.model, run.parallel), stages.chunks(run.parallel, rank)
         stage = mine[number]
@@ -30,11 +34,12 @@ class Chunk:
         # blocks as they run: how many at once, and whether they keep their input only
         again = [(len(group), True) for group in run.recompute.groups(self.layers)]
         self.groups = again + [(1, False)] * (self.layers - sum(count for count, _ in again))
-        tensors = [(t.name, t.local_numel(run.parallel.tensor)) for t in stage_tensors(run.model, run.parallel, stage)]
-        blocks = [numel for name, numel in tensors if name.startswith("layers.")]
-        self.block = Unit(tuple(blocks[: len(blocks) // max(1, self.layers)]))
-        self.ends = Unit(tuple(numel for name, numel in tensors if not name.startswith("layers.")), self._others())
-        self.gathered, self.done = False, dict.fromkeys("FBIW", 0)
+        tensors = [(t.name, t.local_shape(parallel.tensor)) for t in stage_tensors(run.model, run.parallel, stage)]
+        blocks = [shape for name, shape in tensors if name.startswith("layers.")]
+        self.block = Unit(tuple(blocks[: len(blocks) // max(1, self.layers)]), shards.count)
+        ends = tuple(shape for name, shape in tensors if not name.startswith("layers."))
+        self.ends = Unit(ends, shards.count, self._others())
+        self.weights, self.done = SHARDS, dict.fromkeys("FBIW", 0)
         alike = (self.layers, self.first, self.last, self.receives, self.answers)
         self._made = parts.made.setdefault(alike, {})
         self._received = {
@@ -79,129 +84,173 @@ class Chunk:
         if kind in self._received:
             return self._received[kind]
         if kind == "R":
-            self.gathered = False
+            self.weights = SHARDS
             return chain(self.reduction())
+        if kind == "U":
+            self.weights = RECEIVED
+            return chain(self.shards.receive(unit) for unit in (self.ends, *[self.block] * self.layers))
         if kind == "D":
             return self.let_go()
-        fresh, bare = not self.done[kind], self.shards.on and not self.gathered
-        if not (kind == "I" and self.first):  # which does nothing yet
-            dropped = kind == "F" or self.run.parallel.pipeline == 1
-            self.gathered = not (self.shards.regathers and dropped)
+        fresh, weights = not self.done[kind], self.weights if self.shards.on else GATHERED
+        if kind == "F" or (kind == "B" and self.run.parallel.pipeline == 1):
+            self.weights = SHARDS if self.shards.regathers else GATHERED
+        elif kind == "B" or (kind == "I") != self.first:  # "I" of the first stage does nothing yet
+            self.weights = GATHERED
         self.done[kind] += 1
-        make = {"F": self.forward, "B": self.backward, "I": self.inputs, "W": self.weights}[kind]
+        make = {"F": self.forward, "B": self.backward, "I": self.inputs, "W": self.put_off_weights}[kind]
         if self.run.parallel.pipeline == 1:  # where a backward pass may reduce, which changes `shards`
-            return chain(make(fresh, bare, reduces))
-        key = (kind, fresh, bare)
+            return chain(make(fresh, weights, reduces))
+        key = (kind, fresh, weights)
         if key not in self._made:
-            self._made[key] = chain(make(fresh, bare, False))
+            self._made[key] = chain(make(fresh, weights, False))
         return self._made[key]
 
-    # --- actions: `fresh` ones find no gradients of weights, `bare` ones weights that are not gathered ----------------
+    # --- actions: `fresh` ones find no gradients of weights; `weights`: where those are -------------------------------
 
-    def forward(self, fresh: bool, bare: bool, reduces: bool) -> Iterator[Span]:
-        shards, waiting = self.shards, self.ends
-        if bare:
-            yield shards.gather(self.ends)
+    def forward(self, fresh: bool, weights: int, reduces: bool) -> Iterator[Span]:
+        shards, before = self.shards, self.ends
+        yield from self.opened(weights)
+        if weights == SHARDS:
+            yield from (shards.receive(self.ends), shards.copy_out(self.ends))
         yield self.share()
         if self.first:
-            yield self.parts.embedding(False)[0]
+            yield self.parts.embedding(False).forward[0]
         for index, (count, _) in enumerate(self.groups):
-            for _ in range((1 if shards.regathers else count) if bare else 0):
-                yield shards.gather(self.block)
-                yield shards.drop(waiting)
-                waiting = self.block
-            yield self.group(index, False)[0]
-            if shards.regathers:  # gathered blocks of a group go one by one, those left by a backward pass together
-                yield shards.gathered(-(1 if bare else count) * self.block.numel)
+            for number in range(count):
+                if weights == SHARDS:
+                    yield from (shards.receive(self.block), shards.drop(before), shards.copy_out(self.block))
+                    before = self.block
+                yield self.group(index, False).forward[number]
+                if shards.regathers:
+                    yield shards.let_go(self.block)
         if self.last:
-            yield self.parts.loss(False)[0]
-        if bare:
-            yield shards.drop(waiting)
+            yield self.parts.loss(False).forward[0]
         if shards.regathers:
-            yield shards.gathered(-self.ends.numel)
+            yield shards.let_go(self.ends)
+        if weights == SHARDS:
+            yield shards.drop(before)
         yield moves("forward", ("masks", -self.shared[0]))
 
-    def backward(self, fresh: bool, bare: bool, reduces: bool) -> Iterator[Span]:
-        yield from self.through_blocks(fresh, bare, reduces)
+    def opened(self, weights: int) -> Iterator[Span]:
+        """Weights that were received ahead are copied out, unit by unit."""
+        for unit in (self.ends, *[self.block] * self.layers) if weights == RECEIVED else ():
+            yield from (self.shards.copy_out(unit), self.shards.drop(unit))
+
+    def backward(self, fresh: bool, weights: int, reduces: bool) -> Iterator[Span]:
+        yield from self.through_blocks(fresh, weights, reduces)
         yield from self.sent(fresh)
         yield from self.through()
 
-    def through_blocks(self, fresh: bool, bare: bool, reduces: bool) -> Iterator[Span]:
-        shards, keep = self.shards, self.shards.keeps(fresh)
-        if bare:
-            yield shards.gather(self.ends, "backward")
-            yield shards.drop(self.ends)
+    def through_blocks(self, fresh: bool, weights: int, reduces: bool) -> Iterator[Span]:
+        shards, keep, bare = self.shards, self.shards.keeps(fresh), weights == SHARDS
+        yield from self.opened(weights)
+        yield from self.before_backward() if bare else ()
         if self.last:
-            yield self.parts.loss(keep)[1]
-        final = len(self.groups) - 1
+            yield self.parts.loss(keep).backward[0]
+        place = self.layers
         for index, (count, _) in reversed(list(enumerate(self.groups))):
-            yield from shards.gather_backward(self.block, count, index == 0, index == final) if bare else ()
-            yield self.group(index, keep)[1]
-            for _ in range(count):
-                yield from shards.take(self.block, fresh, reduces)
+            first = place - count
+            if bare and (self.last or index < len(self.groups) - 1):
+                yield from self.before_block(ahead=place > 1)
+            spans = self.group(index, keep).backward
+            for number, again in enumerate(spans[: count - 1]):  # the last but one has been received ahead
+                if bare:
+                    yield from [] if number == count - 2 else [shards.receive(self.block, "backward")]
+                    yield shards.copy_out(self.block, "backward")
+                yield again
+                if bare:
+                    yield shards.drop(self.block, "backward")
+            for span in spans[count - 1 :]:
+                place -= 1
+                if bare and place == first and count > 1 and first:
+                    yield shards.receive(self.block, "backward")
+                yield span
+                yield from shards.take(self.block, place, fresh, reduces)
         yield moves("backward", ("masks", -self.shared[1]))
         if self.first:
-            yield self.parts.embedding(keep)[1]
-        yield from shards.take(self.ends, fresh, reduces)
+            yield self.parts.embedding(keep).backward[0]
+        yield from shards.take(self.ends, ENDS, fresh, reduces)
 
-    def inputs(self, fresh: bool, bare: bool, reduces: bool) -> Iterator[Span]:
+    def before_backward(self) -> Iterator[Span]:
+        """Weights of the ends and of the last block. Where the loss is elsewhere, the stage's result is that of its
+        last block, which comes first."""
+        shards, ahead = self.shards, self.layers > 0
+        if ahead and not self.last:
+            yield shards.receive(self.block, "backward")
+            yield from self.before_block(ahead=self.layers > 1)
+        yield from (shards.receive(self.ends, "backward"), shards.copy_out(self.ends, "backward"))
+        yield shards.drop(self.ends, "backward")
+        if ahead and self.last:
+            yield shards.receive(self.block, "backward")
+
+    def before_block(self, ahead: bool) -> Iterator[Span]:
+        """Its weights, which have been received, and `ahead` those of the block before it are received."""
+        yield from (self.shards.copy_out(self.block, "backward"), self.shards.drop(self.block, "backward"))
+        if ahead:
+            yield self.shards.receive(self.block, "backward")
+
+    def inputs(self, fresh: bool, weights: int, reduces: bool) -> Iterator[Span]:
         """The gradients of the inputs. The first stage has none, and leaves all to the second half."""
         if self.first:
             yield moves("backward")
             return
-        keep = self.shards.keeps(fresh)
-        if bare:
-            yield self.shards.gathered(self.ends.numel + self.layers * self.block.numel, "backward")
+        keep, bare = self.shards.keeps(fresh), weights == SHARDS
+        yield from self.opened(weights)
+        yield from self.before_backward() if bare else ()
         if self.last:
             yield self.put_off_loss(keep)[0]
         for index in reversed(range(self.layers)):
+            if bare and (self.last or index < self.layers - 1):
+                yield from self.before_block(ahead=index > 0)
             yield self.put_off(index, keep)[0]
         yield from self.sent(fresh)
 
-    def weights(self, fresh: bool, bare: bool, reduces: bool) -> Iterator[Span]:
+    def put_off_weights(self, fresh: bool, weights: int, reduces: bool) -> Iterator[Span]:
         """The gradients of the weights, from the first block on, and then all that their graph has held on to."""
         if self.first:
-            yield from self.through_blocks(fresh, bare, reduces)
+            yield from self.through_blocks(fresh, weights, reduces)
             yield from self.through()
             return
         keep = self.shards.keeps(fresh)
         parts = [self.put_off(index, keep) for index in range(self.layers)]
         parts += [self.put_off_loss(keep)] if self.last else []
-        for _, weights, _ in parts:
-            yield weights
+        for _, weighed, _ in parts:
+            yield weighed
         for _, _, rest in parts:
             yield rest
-        for unit in (*[self.block] * self.layers, self.ends):
-            yield from self.shards.take(unit, fresh, False)
+        for place in (*range(self.layers), ENDS):
+            yield from self.shards.take(self.ends if place == ENDS else self.block, place, fresh, False)
         yield moves("backward", ("masks", -self.shared[1]))
         yield from self.through()
 
     def reduction(self) -> Iterator[Span]:
         """In a pipeline gradients are reduced when those of all micro-batches have added up."""
         if self.run.parallel.pipeline > 1:
-            for unit in (self.ends, *[self.block] * self.layers):
-                yield from self.shards.take(unit, False, True, added=True)
+            for place in (ENDS, *range(self.layers)):
+                unit = self.ends if place == ENDS else self.block
+                yield from self.shards.take(unit, place, False, True, added=True)
         yield from self.shards.settle(self.ends)
         yield self.shards.reduced()
 
     def let_go(self) -> Span:
         """Its gathered weights go, for those of other chunks of the rank."""
-        there, self.gathered = self.shards.on and self.gathered, False
-        return self.shards.gathered(-(self.ends.numel + self.layers * self.block.numel) if there else 0)
+        there, self.weights = self.weights == GATHERED, SHARDS
+        gone = (self.shards.let_go(self.ends), self.shards.let_go(self.block, self.layers))
+        return chain(gone) if there else moves("forward")
 
     # --- their parts -------------------------------------------------------------------------------------------------
 
-    def group(self, index: int, keep: bool, put_off: bool = False) -> list[Span]:
+    def group(self, index: int, keep: bool, put_off: bool = False) -> Played:
         count, checkpointed = self.groups[index]
         received, answered = index == 0 and not self.first, index == len(self.groups) - 1 and not self.last
         return self.parts.group(count, checkpointed, keep, received, answered, put_off)
 
     def put_off(self, index: int, keep: bool) -> list[Span]:
         """A block's backward pass in its halves. (Never with full recompute, which runs blocks again as a whole.)"""
-        return self.group(index, keep, put_off=True)[1:]
+        return self.group(index, keep, put_off=True).backward
 
     def put_off_loss(self, keep: bool) -> list[Span]:
-        return self.parts.loss(keep, put_off=True)[1:]
+        return self.parts.loss(keep, put_off=True).backward
 
     def sent(self, fresh: bool) -> Iterator[Span]:
         """The gradient that is sent back. GPipe and 1F1B keep it until they send the next one (`fresh`: there is none

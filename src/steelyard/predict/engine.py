@@ -11,7 +11,7 @@ from steelyard.predict.chunk import Chunk
 from steelyard.predict.memory import Memory, Moment, States
 from steelyard.predict.parts import Parts
 from steelyard.predict.pipeline import Action, actions, enough
-from steelyard.predict.shard import Shards
+from steelyard.predict.shard import Shards, block
 from steelyard.predict.timeline import Terms, Timeline, span
 from steelyard.spec.model import Model
 from steelyard.spec.parallel import Parallel
@@ -37,20 +37,44 @@ def shard_numel(run: Run, pipeline_rank: int, index: int) -> int:
     shards = parallel.shards
     found = 0
     for shape, count in local_shapes(run.model, parallel, pipeline_rank).items():
-        block = -(-shape[0] // shards)
-        found += count * max(0, min(block, shape[0] - index * block)) * prod(shape[1:])
+        rows = -(-shape[0] // shards)
+        found += count * max(0, min(rows, shape[0] - index * rows)) * prod(shape[1:])
     return found
 
 
+def padded_numel(run: Run, pipeline_rank: int) -> int:
+    """Parameters of every shard's memory: FSDP pads all to the largest one's rows."""
+    shapes = local_shapes(run.model, run.parallel, pipeline_rank)
+    return sum(count * block(shape, run.parallel.shards) for shape, count in shapes.items())
+
+
+def shard_classes(run: Run, pipeline_rank: int) -> list[tuple[int, int]]:
+    """Shards that keep equally many parameters, as (index of the first, how many). A tensor's full blocks are followed
+    by the rest of its rows and then by nothing, so only these places are looked at, not every shard."""
+    shards = run.parallel.shards
+    changes = {0}
+    for shape in local_shapes(run.model, run.parallel, pipeline_rank):
+        full = shape[0] // -(-shape[0] // shards)
+        changes |= {place for place in (full, full + 1) if place < shards}
+    starts = sorted(changes)
+    found: dict[int, tuple[int, int]] = {}
+    for start, end in zip(starts, [*starts[1:], shards], strict=True):
+        numel = shard_numel(run, pipeline_rank, start)
+        first, count = found.get(numel, (start, 0))
+        found[numel] = (first, count + end - start)
+    return list(found.values())
+
+
 def states(run: Run, pipeline_rank: int, index: int) -> States:
-    """With FSDP the master weights and moments are shards (W and 2 W bytes a parameter); the weights the network
-    computes with are gathered during a step (w P, at zero 3 unit by unit) and gradients live until the update. Without
-    it the weights are their own masters."""
+    """With FSDP the master weights and the gradients are shards with what pads them to equal ones, the moments without
+    it (W, W and 2 W bytes a parameter); the weights the network computes with are gathered during a step (w P, at zero
+    3 unit by unit) and gradients live until the update. Without it the weights are their own masters."""
     wide = BYTES[run.precision.master]
     mine = shard_numel(run, pipeline_rank, index)
     if not run.sharded:
         return States(wide * mine, wide * mine, 0, 2 * wide * mine)
-    return States(0, wide * mine, wide * mine, 2 * wide * mine)
+    padded = padded_numel(run, pipeline_rank)
+    return States(0, wide * padded, wide * padded, 2 * wide * mine)
 
 
 # --- ranks -----------------------------------------------------------------------------------------------------------
@@ -67,14 +91,8 @@ def ranks(run: Run, host: bool = False) -> tuple[Memory, ...]:
     found: list[Memory] = []
     parts = Parts(run, host)
     for pipeline_rank in range(run.parallel.pipeline):
-        shards = run.parallel.shards
-        classes: dict[int, tuple[int, int]] = {}
-        for index in range(shards):
-            numel = shard_numel(run, pipeline_rank, index)
-            first, count = classes.get(numel, (index, 0))
-            classes[numel] = (first, count + 1)
-        for first, count in classes.values():
-            copies = count * run.parallel.context * (run.parallel.data // shards)
+        for first, count in shard_classes(run, pipeline_rank):
+            copies = count * run.parallel.context * (run.parallel.data // run.parallel.shards)
             memory = _on_rank(run, pipeline_rank, first, copies, parts)
             found += [replace(memory, tensor=tensor) for tensor in range(run.parallel.tensor)]
     return tuple(found)

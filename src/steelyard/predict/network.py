@@ -73,6 +73,7 @@ class Network:
         self.tensor, self.sequence = run.parallel.tensor, run.parallel.sequence
         self._gradients: list[Storage] = []
         self.head: list[Storage] = []  # the head's gradient, from the loss to the word table's
+        self.between: Callable[[], None] = lambda: None  # called between the blocks of a group
 
     # --- operations --------------------------------------------------------------------------------------------------
 
@@ -380,8 +381,15 @@ class Network:
     def group(self, count: int, checkpointed: bool, hidden: Var) -> Var:
         """Blocks one after the other; `checkpointed`: only their input is kept."""
 
+        def through(grad: Storage) -> list[Storage]:
+            self.between()
+            return [grad]
+
         def run(hidden: Var) -> Var:
-            for _ in range(count):
+            for number in range(count):
+                if number:
+                    self.between()
+                    hidden = self.tape.record([hidden], hidden.storage, hidden.size, through)
                 hidden = self.block(hidden)
             return hidden
 

@@ -2,11 +2,20 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from steelyard.predict.network import Network, Sizes
 from steelyard.predict.tape import Storage, Var
 from steelyard.predict.timeline import Span, Terms, span
 from steelyard.spec.run import Run
+
+
+class Played(NamedTuple):
+    """The spans of a part. A group of blocks has its forward pass block by block; its backward pass, where blocks are
+    run again, as that of all but the last, and then the last one's second run and all blocks' passes, in order."""
+
+    forward: list[Span]
+    backward: list[Span]
 
 
 class Parts:
@@ -15,14 +24,14 @@ class Parts:
 
     def __init__(self, run: Run, host: bool):
         self._run, self._host, self.size = run, host, Sizes.of(run, host)
-        self._played: dict[tuple[object, ...], list[Span]] = {}
+        self._played: dict[tuple[object, ...], Played] = {}
         # a pipeline's chunks that are alike share their actions
-        self.made: dict[tuple[int | bool, ...], dict[tuple[str, bool, bool], Span]] = {}
+        self.made: dict[tuple[int | bool, ...], dict[tuple[str, bool, int], Span]] = {}
 
-    def embedding(self, keep: bool) -> list[Span]:
+    def embedding(self, keep: bool) -> Played:
         return self._once(("embedding", keep), lambda net: play("embedding", net, net.embedding))
 
-    def loss(self, keep: bool, put_off: bool = False) -> list[Span]:
+    def loss(self, keep: bool, put_off: bool = False) -> Played:
         return self._once(
             ("loss", keep, put_off), lambda net: play("loss", net, net.loss, "activations.norm", put_off=put_off)
         )
@@ -35,17 +44,17 @@ class Parts:
         received: bool = False,
         answered: bool = False,
         put_off: bool = False,
-    ) -> list[Span]:
+    ) -> Played:
         """`received`, `answered`: at the beginning or the end of a pipeline stage, whose schedule holds on to the input
         or to the result's gradient."""
 
-        def run(net: Network) -> list[Span]:
+        def run(net: Network) -> Played:
             term = "boundary" if received else "activations.norm"
             return play("block", net, partial(net.group, count, checkpointed), term, (received, answered), put_off)
 
         return self._once(("block", keep, count, checkpointed, received, answered, put_off), run)
 
-    def _once(self, key: tuple[str, bool, *tuple[object, ...]], run: Callable[[Network], list[Span]]) -> list[Span]:
+    def _once(self, key: tuple[str, bool, *tuple[object, ...]], run: Callable[[Network], Played]) -> Played:
         """Played with a network of its own; `key`: the part, whether gradients of weights stay, and the rest."""
         if key not in self._played:
             self._played[key] = run(Network(self._run, self._host, key[1]))
@@ -59,7 +68,7 @@ def play(
     incoming: str = "",
     outside: tuple[bool, bool] = (False, False),
     put_off: bool = False,
-) -> list[Span]:
+) -> Played:
     """The forward and the backward pass of a part; `incoming`: the term of the hidden state it is given. `outside`:
     whether others hold on to that state, and to the gradient of what the part makes. `put_off`: the backward pass in
     its halves, and what goes with the graph after them."""
@@ -78,34 +87,39 @@ def play(
 
         found.append(span(name, beyond(ledger.terms), beyond(ledger.at_peak)))
 
+    def between(name: str) -> None:
+        end(name)
+        begin()
+
     if name == "embedding" and net.tied_here:
         net.head = [Storage(ledger, "loss.gradients", net.size.rows * net.spec.hidden_size * net.size.width)]
     inputs = [tape.leaf(Storage(ledger, incoming, net.size.residual), sink)] if incoming else []
     held = [v.storage for v in inputs] if outside[0] else []
+    net.between = partial(between, "forward")
     begin()
     made = forward(*inputs)
     inputs.clear()
-    end("loss" if name == "loss" else "forward")
+    between("loss" if name == "loss" else "forward")
+    passed = len(found)
     # what comes after has let go of the result by now, and its gradient is there
     made.storage = Storage(ledger, "backward", net.size.residual if name != "loss" else 0)
     grad, root = [made.storage], [made]
     held += grad if outside[1] else []
     del made.storage, made
+    net.between = partial(between, "backward")
     begin()
     if not put_off:
         tape.backward(root.pop(), grad.pop())
         end("embedding" if name == "embedding" else "backward")
-        return found
+        return Played(found[:passed], found[passed:])
     waiting = tape.inputs(root[0], grad.pop())
     if outside[1]:
         held[-1].become("backward")
     if outside[1] or name == "loss":  # no part after it in the stage holds on to its graph
         root.clear()
-    end("backward")
-    begin()
+    between("backward")
     tape.weights(waiting)
-    end("backward")
-    begin()
+    between("backward")
     root.clear()
     end("backward")
-    return found
+    return Played(found[:passed], found[passed:])

@@ -45,8 +45,7 @@ def bubble(model: Model, parallel: Parallel, micro_batches: int) -> Bubble:
 
 # What a rank does, and for which chunk of the model it holds: "F" forward, "B" backward, or its halves "I" (gradients
 # of inputs) and "W" (of weights); "RF" and "RB" receive the input of a forward and the gradient of a backward pass; "R"
-# reduces the gradients of weights when they are whole; "D" drops gathered weights, and "-" is a turn in which FSDP may
-# gather them ahead.
+# reduces the gradients of weights when they are whole; "U" gathers weights ahead, and "D" drops them.
 Action = tuple[str, int]
 ON_DEMAND = ("gpipe", "1f1b")  # schedules of one stage a rank, which receive when they need to
 ROUNDS = 3  # of as many micro-batches as there are ranks
@@ -78,7 +77,7 @@ def actions(parallel: Parallel, micro_batches: int) -> list[list[Action]]:
                 waits[passed, stage] -= 1
                 if not ahead:
                     found[rank].append(("R" + passed, chunk))
-            if kind != "-":
+            if kind != "U" or ahead:
                 found[rank].append((kind, chunk))
             done[rank] += 1
             if passes and to_stage in where:
@@ -87,6 +86,24 @@ def actions(parallel: Parallel, micro_batches: int) -> list[list[Action]]:
                 if ahead and receiver != rank:
                     found[receiver].append(("R" + passed, to_chunk))
         assert sum(done) > before, "a schedule whose ranks wait for each other"
+    return found
+
+
+def gathers(parallel: Parallel, pipeline_rank: int, micro_batches: int) -> list[int]:
+    """How often a step gathers the weights of each chunk that a rank holds, where FSDP shards them. At zero 3 a forward
+    pass drops them when it is through, and a backward pass leaves them. More chunks than are kept AT_ONCE are fetched
+    anew whenever they come near."""
+    held = len(stages.chunks(parallel, pipeline_rank))
+    if held <= AT_ONCE:
+        return [micro_batches + 1 if parallel.zero == 3 else 1] * held
+    found, there = [0] * held, [False] * held
+    for kind, chunk in actions(parallel, micro_batches)[pipeline_rank]:
+        first = stages.chunks(parallel, pipeline_rank)[chunk] == 0  # whose backward pass is all in the second half
+        if kind in "UFB" or (kind in "IW" and first == (kind == "W")):
+            found[chunk] += not there[chunk]
+            there[chunk] = kind != "F" or parallel.zero < 3
+        elif kind in "DR":
+            there[chunk] = False
     return found
 
 
@@ -114,7 +131,7 @@ def _with_turns(plain: list[Action], micro_batches: int) -> list[Action]:
     done: Counter[int] = Counter()
     for (kind, chunk), wanted in zip(plain, reversed(soon), strict=False):
         found += [("D", other) for other in active if other not in wanted]
-        found += [("-", other) for other in wanted if other not in active]
+        found += [("U", other) for other in wanted if other not in active]
         found.append((kind, chunk))
         active = wanted
         done[chunk] += kind in "BW"

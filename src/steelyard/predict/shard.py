@@ -4,8 +4,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
-from steelyard.predict.timeline import Span, chain, moves
+from steelyard.predict.timeline import Span, moves
 from steelyard.spec.precision import BYTES
 from steelyard.spec.run import Run
 
@@ -17,16 +18,36 @@ def reduces_each(run: Run) -> bool:
 
 @dataclass(frozen=True)
 class Unit:
-    """What FSDP gathers and reduces at once, a block or the ends of a stage: the parameters of its tensors on a rank,
-    in order. `others`: rows of the word table, its first tensor, that are not this tensor rank's and whose gradient it
-    holds all the same."""
+    """What FSDP gathers and reduces at once, a block or the ends of a stage: the shapes of its tensors on a tensor
+    rank, in order. FSDP cuts a tensor's rows into `shards` blocks and pads them to equal ones. `others`: rows of the
+    word table, its first tensor, that are not this tensor rank's and whose gradient it holds all the same."""
 
-    tensors: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    shards: int
     others: int = 0
+
+    @cached_property
+    def tensors(self) -> tuple[int, ...]:
+        """Parameters of each tensor."""
+        return tuple(prod(shape) for shape in self.shapes)
 
     @cached_property
     def numel(self) -> int:
         return sum(self.tensors)
+
+    @cached_property
+    def block(self) -> int:
+        """Parameters of a shard with what pads it."""
+        return sum(block(shape, self.shards) for shape in self.shapes)
+
+    @cached_property
+    def whole(self) -> int:
+        return self.block * self.shards
+
+
+def block(shape: tuple[int, ...], shards: int) -> int:
+    """Elements of a tensor's shard with what pads it: ceil(rows / shards) rows."""
+    return -(-shape[0] // shards) * prod(shape[1:])
 
 
 class Shards:
@@ -35,12 +56,16 @@ class Shards:
     def __init__(self, run: Run):
         self.on, self.each = run.sharded, reduces_each(run)
         self.regathers = self.on and run.parallel.zero == 3
-        self._ranks = run.parallel.shards
+        self.count = run.parallel.shards
+        self._replicated = self.on and run.parallel.data > self.count
         precision = run.precision
-        self._width, self._wide = BYTES[precision.compute], BYTES[precision.gradients]
+        self._width, self._wide, self._master = (
+            BYTES[dtype] for dtype in (precision.compute, precision.gradients, precision.master)
+        )
         self._casts = precision.compute != precision.master
         self._casts_back = precision.compute != precision.gradients
         self._reducing = 0  # bytes of the last reduction's input, which waits for the next one
+        self._summed: dict[int, int] = {}  # unit -> bytes of its last all-reduce over replicas, which wait as well
 
     def keeps(self, first: bool) -> bool:
         """Whether gradients of weights stay where an operation makes them: in a first micro-batch, and where FSDP takes
@@ -49,43 +74,41 @@ class Shards:
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
-    def gathered(self, numel: int, name: str = "forward") -> Span:
-        """Weights in the compute dtype come (or go, below zero)."""
-        return moves(name, ("gathered", numel * self._width))
-
-    def gather(self, unit: Unit, name: str = "forward") -> Span:
-        """A unit's weights are sent (where masters are wider, after a cast), received and copied out."""
-        return chain((self.receive(unit, name), self.gathered(unit.numel, name)))
-
     def receive(self, unit: Unit, name: str = "forward") -> Span:
-        """Up to the copying out. A single shard is not sent."""
-        if self._ranks == 1:
+        """A unit's weights are sent (where masters are wider, after a cast) and received. A single shard is not."""
+        if not self.on or self.count == 1:
             return moves(name)
-        whole = unit.numel * self._width
-        cast = whole // self._ranks if self._casts else 0
-        return moves(name, ("communication", cast), ("communication", whole), ("communication", -cast))
+        cast = unit.block * self._width if self._casts else 0
+        return moves(
+            name, ("communication", cast), ("communication", unit.whole * self._width), ("communication", -cast)
+        )
 
-    def drop(self, unit: Unit) -> Span:
+    def copy_out(self, unit: Unit, name: str = "forward") -> Span:
+        """What was received becomes weights. Those of a single shard are cast tensor by tensor, each while the cast
+        before it is still there."""
+        if not self.on or self.count > 1 or not self._casts:
+            return moves(name, ("gathered", unit.whole * self._width * self.on))
+        steps, cast = list[tuple[str, int]](), 0
+        for numel in unit.tensors:
+            before, cast = cast, numel * self._width
+            steps += [("communication", cast), ("communication", -before), ("gathered", cast)]
+        return moves(name, *steps, ("communication", -cast))
+
+    def drop(self, unit: Unit, name: str = "forward") -> Span:
         """What was received, once it is copied out."""
-        return moves("forward", ("communication", -unit.numel * self._width if self._ranks > 1 else 0))
+        return moves(name, ("communication", -unit.whole * self._width if self.on and self.count > 1 else 0))
 
-    def gather_backward(self, block: Unit, count: int, first: bool, last: bool) -> Iterator[Span]:
-        """The weights of a group of `count` blocks before its backward pass, and of the block before it, which is
-        received ahead. `first`, `last`: in the order of the forward pass."""
-        if last:
-            yield self.receive(block, "backward")
-        yield self.gathered(block.numel, "backward")
-        yield self.drop(block)
-        yield self.gathered((count - 1) * block.numel, "backward")
-        if not first:
-            yield self.receive(block, "backward")
+    def let_go(self, unit: Unit, count: int = 1, name: str = "forward") -> Span:
+        """The gathered weights of `count` such units."""
+        return moves(name, ("gathered", -count * unit.whole * self._width * self.on))
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 
-    def take(self, unit: Unit, fresh: bool, reduces: bool, added: bool = False) -> Iterator[Span]:
-        """FSDP takes a unit's gradients after a backward pass: adds them to those in the dtype of gradients (`fresh`:
-        there are none), or `reduces` them to shards, with the last micro-batch at the latest. A reduction's input waits
-        for the next one. `added`: the last micro-batch's have been added already."""
+    def take(self, unit: Unit, place: int, fresh: bool, reduces: bool, added: bool = False) -> Iterator[Span]:
+        """FSDP takes the gradients of unit number `place` after a backward pass: adds them to those in the dtype of
+        gradients (`fresh`: there are none), or `reduces` them to shards, with the last micro-batch at the latest. A
+        reduction's input waits for the next one, what was summed over replicas for the unit's own next one. `added`:
+        the last micro-batch's have been added already."""
         if not self.on:
             return
         narrow, wide = ((unit.numel + unit.others) * size for size in (self._width, self._wide))
@@ -98,14 +121,27 @@ class Shards:
                 yield moves("reduction", ("gradients", whole * self._wide), ("gradients", -whole * self._width))
             return
         if reduces or self.regathers:
-            yield self.gathered(-unit.numel, "reduction")
-        source, wide = wide if before else narrow, unit.numel * self._wide
-        shard = wide // self._ranks
-        again = [("gradients", -shard)] if self.each and not fresh else []
-        divided = [("communication", wide), ("communication", -wide)] if self._ranks == 1 else []
-        yield moves("reduction", ("communication", -self._reducing), ("communication", wide), ("gradients", -source),
-                    ("gradients", shard), *divided, *again)  # fmt: skip
-        self._reducing = wide
+            yield self.let_go(unit, name="reduction")
+        received, sent, final = unit.whole * self._wide, unit.block * self._wide, unit.block * self._master
+        cast, again = self._wide != self._master, self.each and not fresh  # again: added to what there is
+        spare = sent if cast or again else 0  # of the reduction's result, where it does not stay as the gradient
+        steps = [
+            ("communication", -self._reducing), ("communication", -self._summed.pop(place, 0)),
+            ("communication", received), ("gradients", -(wide if before else narrow)),
+            ("communication" if spare else "gradients", sent),
+        ]  # fmt: skip
+        if self.count == 1:
+            steps += [("communication", received), ("communication", -received)]  # divided
+        if cast:
+            steps += [("communication" if again else "gradients", final)]
+        if self._replicated:
+            self._summed[place] = spare
+        else:
+            steps += [("communication", -spare)]
+        if cast and again:
+            steps += [("communication", -final)]
+        yield moves("reduction", *steps)
+        self._reducing = received
 
     def settle(self, unit: Unit) -> Iterator[Span]:
         """Without FSDP, what is held of other tensor ranks' rows goes when the step's gradients are summed: a rank's
@@ -118,5 +154,6 @@ class Shards:
 
     def reduced(self) -> Span:
         """The last reduction is through."""
-        waited, self._reducing = self._reducing, 0
+        waited, self._reducing = self._reducing + sum(self._summed.values()), 0
+        self._summed.clear()
         return moves("reduction", ("communication", -waited))

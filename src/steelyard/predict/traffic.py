@@ -7,11 +7,11 @@ gathered, scattered or sent) in the dtype it travels in; what a network carries 
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
 
-from steelyard.predict import parameters, stages
+from steelyard.predict import parameters, pipeline, stages
 from steelyard.predict.network import Sizes
 from steelyard.predict.parameters import Tensor
+from steelyard.predict.shard import block
 from steelyard.spec.precision import BYTES
 from steelyard.spec.run import Run
 
@@ -63,7 +63,7 @@ class _Step:
     """The mechanisms, one method each."""
 
     def __init__(self, run: Run, pipeline_rank: int, index: int, micro: int):
-        self.run, self.micro, self.index = run, micro, index
+        self.run, self.micro, self.rank, self.index = run, micro, pipeline_rank, index
         parallel = run.parallel
         self.size, self.split = Sizes.of(run), stages.split(run.model, run.parallel)
         self.chunks, self.final = stages.chunks(parallel, pipeline_rank), len(self.split) - 1
@@ -176,41 +176,39 @@ class _Step:
         return 1 if once else self.micro
 
     @property
-    def gathers(self) -> int:
-        """How often a step gathers a unit's weights. Zero 3: for each forward and each backward pass; in a pipeline a
-        backward pass leaves them gathered, so each but the last saves the next pass's gather."""
-        if self.run.parallel.zero < 3:
-            return 1
-        return self.micro + 1 if self.run.parallel.pipeline > 1 else 2 * self.micro
+    def gathers(self) -> list[int]:
+        """How often a step gathers the weights of each stage. Without a pipeline once, at zero 3 for each forward and
+        each backward pass."""
+        if self.run.parallel.pipeline > 1:
+            return pipeline.gathers(self.run.parallel, self.rank, self.micro)
+        return [2 * self.micro if self.run.parallel.zero == 3 else 1]
 
     def data(self) -> Iterator[Transfer]:
         """FSDP's units: each block, and what else a stage holds. Rows are padded to equal shards."""
-        units = self._units()
-        padded = sum(units)
+        units = [self._units(stage) for stage in self.chunks]
+        calls, padded = sum(map(len, units)), sum(map(sum, units))
         weights, gradients = BYTES[self.run.precision.compute], BYTES[self.run.precision.gradients]
         if self.shards > 1:
-            times, calls = self.gathers, len(units) * self.gathers
-            yield Transfer("weights", "all_gather", "shard", calls, weights * padded * times)
-            times, calls = self.reductions, len(units) * self.reductions
-            yield Transfer("gradients", "reduce_scatter", "shard", calls, gradients * padded * times)
+            each = list(zip(units, self.gathers, strict=True))
+            gathers = sum(len(mine) * times for mine, times in each)
+            yield Transfer(
+                "weights", "all_gather", "shard", gathers, weights * sum(sum(mine) * times for mine, times in each)
+            )
+            times = self.reductions
+            yield Transfer("gradients", "reduce_scatter", "shard", calls * times, gradients * padded * times)
         if self.replicas > 1:
-            times, calls = self.reductions, len(units) * self.reductions
+            times = self.reductions
             share = gradients * padded // self.shards * times
-            yield Transfer("gradients", "all_reduce", "replicate", calls, share)
+            yield Transfer("gradients", "all_reduce", "replicate", calls * times, share)
 
-    def _units(self) -> list[int]:
-        """Parameters of each unit on this tensor rank, padded."""
+    def _units(self, stage: int) -> list[int]:
+        """Parameters of each unit of a stage on this tensor rank, padded."""
         found: dict[str, int] = {}
-        for entry in self.held:
+        for entry in parameters.stage_tensors(self.run.model, self.run.parallel, stage):
+            unit = entry.name.split(".")[1] if entry.name.startswith("layers.") else "ends"
             shape = entry.local_shape(self.run.parallel.tensor)
-            unit = self._unit(entry.name)
-            found[unit] = found.get(unit, 0) + -(-shape[0] // self.shards) * self.shards * prod(shape[1:])
+            found[unit] = found.get(unit, 0) + block(shape, self.shards) * self.shards
         return list(found.values())
-
-    def _unit(self, name: str) -> str:
-        if name.startswith("layers."):
-            return name.split(".")[1]
-        return "first" if name.startswith("embedding.") or (self.final == 0) else "last"
 
     # --- pipeline ----------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,8 @@ class AdamW:
 
     def __init__(self, parameters: Iterable[nn.Parameter], rule: Optimizer):
         self._parameters = list(parameters)
-        self._pieces = [nn.Parameter(local(p.detach())) for p in self._parameters]
+        # each is given its place at every update: FSDP moves shards, and an old one held here would stay
+        self._pieces = [nn.Parameter(local(p.detach()).new_empty(0)) for p in self._parameters]
         decayed = [piece for p, piece in self._pairs() if p.dim() >= 2]
         others = [piece for p, piece in self._pairs() if p.dim() < 2]
         groups = [{"params": decayed, "weight_decay": rule.weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -37,11 +38,11 @@ class AdamW:
         for group in self._adam.param_groups:
             group["lr"] = rate
         for parameter, piece in self._pairs():
-            piece.data = local(parameter.detach())  # FSDP may have moved it since
+            piece.data = local(parameter.detach())
             piece.grad = None if parameter.grad is None else local(parameter.grad)
         self._adam.step()
-        for piece in self._pieces:  # the engine drops its gradients; held here they would outlive the step
-            piece.grad = None
+        for piece in self._pieces:  # held here, shards and gradients would outlive the step
+            piece.data, piece.grad = piece.data.new_empty(0), None
 
     def moments(self) -> Iterator[tuple[nn.Parameter, Tensor, Tensor]]:
         """(parameter, mean, variance): Adam's moments, sharded as their parameter is; made here, as zeros, where no
@@ -49,8 +50,9 @@ class AdamW:
         for parameter, piece in self._pairs():
             state = self._adam.state[piece]
             if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32, device=piece.device)
-                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(piece), torch.zeros_like(piece)
+                here = local(parameter.detach())
+                state["step"] = torch.zeros((), dtype=torch.float32, device=here.device)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(here), torch.zeros_like(here)
             yield parameter, _like(state["exp_avg"], parameter), _like(state["exp_avg_sq"], parameter)
 
     def copy_moments(self, source: nn.Parameter, target: nn.Parameter) -> None:

@@ -255,7 +255,9 @@ def beside_prediction(run: Run, rank: int) -> dict[str, Any]:
         "rank": rank,
         "world": found.world,
         "moment": closed.at_peak.name,
-        "bytes": {name: {"rehearsed": a, "predicted": b, "error": b / a - 1} for name, (a, b) in pairs.items()},
+        "bytes": {
+            name: {"rehearsed": a, "predicted": b, "error": (b - a) / max(a, 1)} for name, (a, b) in pairs.items()
+        },
         "laps": {name: lap.peak for name, lap in found.laps.items()},
         "traffic": {
             "calls": sum(calls for calls, _ in found.traffic.values()),
