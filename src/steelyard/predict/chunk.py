@@ -10,7 +10,7 @@ from functools import cached_property
 from steelyard.predict import stages
 from steelyard.predict.parameters import stage_tensors
 from steelyard.predict.parts import Parts, Played
-from steelyard.predict.pipeline import ON_DEMAND
+from steelyard.predict.pipeline import ON_DEMAND, few
 from steelyard.predict.shard import Shards, Unit
 from steelyard.predict.timeline import Span, chain, moves
 from steelyard.spec.run import Run
@@ -20,9 +20,9 @@ ENDS = -1  # their place among a chunk's units; a block's is its number
 
 
 class Chunk:
-    """One stage on a rank. Without a pipeline it is the whole model."""
+    """One stage on a rank, for `total` micro-batches. Without a pipeline it is the whole model."""
 
-    def __init__(self, run: Run, parts: Parts, shards: Shards, rank: int, number: int):
+    def __init__(self, run: Run, parts: Parts, shards: Shards, rank: int, number: int, total: int):
         parallel = run.parallel
         self.run, self.parts, self.shards, self.size = run, parts, shards, parts.size
         split, mine = stages.split(run.model, run.parallel), stages.chunks(run.parallel, rank)
@@ -31,6 +31,8 @@ class Chunk:
         # a neighbour on the same rank hands its tensors over
         self.receives = not self.first and stage - 1 not in mine
         self.answers = not self.last and stage + 1 not in mine
+        schedule = "gpipe" if few(parallel, total) else parallel.pipeline_schedule
+        self.total, self.on_demand = total, schedule if parallel.pipeline > 1 and schedule in ON_DEMAND else ""
         # blocks as they run: how many at once, and whether they keep their input only
         again = [(len(group), True) for group in run.recompute.groups(self.layers)]
         self.groups = again + [(1, False)] * (self.layers - sum(count for count, _ in again))
@@ -100,7 +102,7 @@ class Chunk:
         make = {"F": self.forward, "B": self.backward, "I": self.inputs, "W": self.put_off_weights}[kind]
         if self.run.parallel.pipeline == 1:  # where a backward pass may reduce, which changes `shards`
             return chain(make(fresh, weights, reduces))
-        key = (kind, fresh, weights)
+        key = (kind, fresh, weights, kind == "B" and self.done["B"] == self.total)
         if key not in self._made:
             self._made[key] = chain(make(fresh, weights, False))
         return self._made[key]
@@ -137,9 +139,10 @@ class Chunk:
             yield from (self.shards.copy_out(unit), self.shards.drop(unit))
 
     def backward(self, fresh: bool, weights: int, reduces: bool) -> Iterator[Span]:
+        yield from self.sent(fresh, before=True)
         yield from self.through_blocks(fresh, weights, reduces)
         yield from self.sent(fresh)
-        yield from self.through()
+        yield from self.through(final=self.done["B"] == self.total)
 
     def through_blocks(self, fresh: bool, weights: int, reduces: bool) -> Iterator[Span]:
         shards, keep, bare = self.shards, self.shards.keeps(fresh), weights == SHARDS
@@ -252,15 +255,18 @@ class Chunk:
     def put_off_loss(self, keep: bool) -> list[Span]:
         return self.parts.loss(keep, put_off=True).backward
 
-    def sent(self, fresh: bool) -> Iterator[Span]:
-        """The gradient that is sent back. GPipe and 1F1B keep it until they send the next one (`fresh`: there is none
-        before)."""
-        waits = fresh and self.run.parallel.pipeline_schedule in ON_DEMAND
-        if self.receives and not waits:
+    def sent(self, fresh: bool, before: bool = False) -> Iterator[Span]:
+        """The gradient that is sent back, after a backward pass or `before` the next one. 1F1B keeps it until it has
+        the next one to send, GPipe until it receives for the next pass (`fresh`: there is none before)."""
+        kept = self.on_demand and fresh
+        if self.receives and not kept and before == (self.on_demand == "gpipe"):
             yield moves("backward", ("backward", -self.size.residual))
 
-    def through(self) -> Iterator[Span]:
-        """Once a micro-batch is through: what its stage was given and has made, and the gradient that came."""
+    def through(self, final: bool = False) -> Iterator[Span]:
+        """Once a micro-batch is through: what its stage was given and has made, and the gradient that came. GPipe and
+        1F1B hold on to what they made last, of the `final` micro-batch."""
         residual = self.size.residual
-        given, made = residual * self.receives, residual * (not self.last)  # a neighbour here lets go of what it made
-        yield moves("backward", ("boundary", -given), ("activations.norm", -made), ("backward", -made))
+        kept = final and self.on_demand
+        given, made = residual * self.receives, 0 if self.last or kept else residual  # or a neighbour here lets go
+        came = 0 if self.last else residual
+        yield moves("backward", ("boundary", -given), ("activations.norm", -made), ("backward", -came))

@@ -141,18 +141,24 @@ class Step:
         joined = token * size.tokens + 8 * run.batch.micro_batch_size if run.parallel.pipeline > 1 else 0
         return {"batch": (read + joined) * run.batch.accumulation}
 
+    @property
+    def micro_batches(self) -> int:
+        """As many as stand for all: without a pipeline the first, two between, the last."""
+        micro = self.run.batch.accumulation
+        return enough(self.run.parallel, micro) if self.run.parallel.pipeline > 1 else min(micro, 4)
+
     def actions(self) -> list[Action]:
-        """Without a pipeline three micro-batches stand for all: the first, one between, the last."""
         if self.run.parallel.pipeline > 1:
-            return actions(self.run.parallel, enough(self.run.parallel, self.run.batch.accumulation))[self.rank]
-        return [("F", 0), ("B", 0)] * min(self.run.batch.accumulation, 3) + [("R", 0)]
+            return actions(self.run.parallel, self.micro_batches)[self.rank]
+        return [("F", 0), ("B", 0)] * self.micro_batches + [("R", 0)]
 
     def line(self) -> Timeline:
-        """The step up to the optimizer. It ends with the gradients, the batch, and in a pipeline what was sent last."""
+        """The step up to the optimizer. It ends with the gradients, the batch, and in a pipeline what was made and sent
+        last."""
         line, shards = Timeline(), Shards(self.run)
         line.add(span("forward", self.steady()))
         held = range(len(stages.chunks(self.run.parallel, self.rank)))
-        chunks = [Chunk(self.run, self.parts, shards, self.rank, number) for number in held]
+        chunks = [Chunk(self.run, self.parts, shards, self.rank, number, self.micro_batches) for number in held]
         order = self.actions()
         reduced = len(order) - 2 if self.run.parallel.pipeline == 1 else -1  # by the last micro-batch itself
         for index, (kind, number) in enumerate(order):

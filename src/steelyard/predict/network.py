@@ -294,9 +294,11 @@ class Network:
         elements = self.run.batch.micro_batch_size * size.heads * spec.seq_length**2
         pairs, wide = elements * size.width, elements * size.wide
         whole, micro = query.size, self.run.batch.micro_batch_size
-        if key.size < whole:  # repeated for each group's heads
+        grouped = key.size < whole
+        if grouped:  # repeated for each group's heads
             key, value = self.repeated(key, whole), self.repeated(value, whole)
-        joined = micro > 1 and spec.position != "rotary"  # a view of the joined product, which a batched one copies
+        # a view of the joined product, which a batched one copies
+        joined = micro > 1 and spec.position != "rotary" and not spec.qk_norm
         future = tape.new("masks", 0 if bias else spec.seq_length**2)
 
         def same(grad: Storage) -> list[Storage]:
@@ -306,7 +308,7 @@ class Network:
             return self.copy(x, "activations.attention") if copied else x
 
         def product() -> Var:
-            factors = made_contiguous(query, joined), made_contiguous(key, joined and key.size == whole)
+            factors = made_contiguous(query, joined), made_contiguous(key, joined and not grouped)
             saved = tape.save(*(x.storage for x in factors))
             return tape.record(
                 factors, tape.new(term, pairs), pairs, lambda _: [self.grad(whole), self.grad(whole)], saved
@@ -324,7 +326,7 @@ class Network:
         mask = self.hashed(elements)
         dropped = tape.record([softmax], tape.new(term, pairs), pairs, same, tape.save(mask))
         dropped = tape.record([dropped], tape.new(term, pairs), pairs, same)
-        value = made_contiguous(value, micro > 1)
+        value = made_contiguous(value, micro > 1 and not grouped)
         saved = tape.save(dropped.storage, value.storage)
         del future
 
@@ -427,21 +429,21 @@ class Network:
         tape, spec, size, term = self.tape, self.spec, self.size, "activations.norm"
         whole, positions = size.hidden, spec.seq_length * spec.hidden_size * size.width
         rows = self.size.rows * spec.hidden_size * self.tensor
-        table = tape.record([], Storage(tape.ledger, term, 0), 0, self.table)
 
         def through_rows(grad: Storage) -> list[Storage]:
-            if self.tied_here:
+            if self.tied_here or taken:
                 return [self.grad(rows * size.width)]
-            if taken:
-                whole = self.grad(rows * size.width)
-                self.weights(rows // self.tensor)
-                del whole
-            else:
-                self.weights(rows)
+            self.weights(rows)
+            return []
+
+        def own(grad: Storage) -> list[Storage]:
+            self.weights(rows // self.tensor)
             return []
 
         taken = self.tensor > 1 and self.fsdp and reduces_each(self.run)
-        inputs = [table] if self.tied_here else []
+        inputs = []
+        if self.tied_here or taken:
+            inputs = [tape.record([], Storage(tape.ledger, term, 0), 0, self.table if self.tied_here else own)]
         hidden = tape.record(inputs, tape.new(term, whole), whole, through_rows)
         if self.tensor > 1:
             hidden = tape.record([hidden], self.collective(whole, whole, term), whole, None)

@@ -26,7 +26,7 @@ class Parts:
         self._run, self._host, self.size = run, host, Sizes.of(run, host)
         self._played: dict[tuple[object, ...], Played] = {}
         # a pipeline's chunks that are alike share their actions
-        self.made: dict[tuple[int | bool, ...], dict[tuple[str, bool, int], Span]] = {}
+        self.made: dict[tuple[int | bool, ...], dict[tuple[str, bool, int, bool], Span]] = {}
 
     def embedding(self, keep: bool) -> Played:
         return self._once(("embedding", keep), lambda net: play("embedding", net, net.embedding))

@@ -109,7 +109,7 @@ class Shards:
         gradients (`fresh`: there are none), or `reduces` them to shards, with the last micro-batch at the latest. A
         reduction's input waits for the next one, what was summed over replicas for the unit's own next one. `added`:
         the last micro-batch's have been added already."""
-        if not self.on:
+        if not self.on or not unit.shapes:
             return
         narrow, wide = ((unit.numel + unit.others) * size for size in (self._width, self._wide))
         casts, before = self._casts_back, not fresh and not self.each
@@ -125,9 +125,11 @@ class Shards:
         received, sent, final = unit.whole * self._wide, unit.block * self._wide, unit.block * self._master
         cast, again = self._wide != self._master, self.each and not fresh  # again: added to what there is
         spare = sent if cast or again else 0  # of the reduction's result, where it does not stay as the gradient
+        source = wide if before else narrow
+        last = source * unit.tensors[-1] // unit.numel if self.count > 1 and not unit.others else 0
         steps = [
             ("communication", -self._reducing), ("communication", -self._summed.pop(place, 0)),
-            ("communication", received), ("gradients", -(wide if before else narrow)),
+            ("communication", received), ("gradients", last - source),
             ("communication" if spare else "gradients", sent),
         ]  # fmt: skip
         if self.count == 1:
@@ -140,6 +142,7 @@ class Shards:
             steps += [("communication", -spare)]
         if cast and again:
             steps += [("communication", -final)]
+        steps += [("gradients", -last)]  # PyTorch's loop over the gradients holds on to the last one
         yield moves("reduction", *steps)
         self._reducing = received
 
