@@ -7,7 +7,6 @@ import pytest
 from steelyard.predict import engine, network, pipeline
 from steelyard.predict.memory import check, reserved
 from steelyard.spec import resolve
-from steelyard.spec.precision import BYTES
 from tests.parity.covering import covering, sections
 
 MODEL = {"hidden_size": 256, "num_attention_heads": 8, "seq_length": 256, "vocab_size": 5000}
@@ -137,7 +136,7 @@ def test_what_comes_goes(precision):
                 assert min(there.values()) >= 0, (rank, one, values)
             assert "" not in line.moments()
             left = {term: size for term, size in there.items() if size}
-            residual, chunks = 512 * run.batch.micro_batch_size * 512 * BYTES[precision], run.parallel.virtual
+            residual, chunks = network.Sizes.of(run).residual, run.parallel.virtual
             assert left.pop("batch") > 0 and left.pop("gradients") == engine.states(run, rank, 0).gradients
             assert left.pop("activations.norm", 0) in (0, residual)  # made last, by GPipe and 1F1B
             assert 0 <= left.pop("backward", 0) <= chunks * residual and not left, (rank, left, values)
