@@ -129,7 +129,8 @@ class Network:
         rows, simple = x.size // size.width // width, self.spec.norm == "rmsnorm"
         if not (simple and size.host):
             weigh = partial(self.weights, width, 0 if simple else width)
-            made, statistics = tape.new(term, x.size), tape.new(term, rows * (1 if simple else 2) * size.wide)
+            exact = size.width if size.host else size.wide  # statistics: a CPU's are no wider than the input
+            made, statistics = tape.new(term, x.size), tape.new(term, rows * (1 if simple else 2) * exact)
             saved = tape.save(x.storage, statistics)
             return tape.record([x], made, x.size, lambda grad: [self.grad(grad.size)], saved, weigh)
         narrow, wide = x.size, x.size // size.width * size.wide
@@ -166,26 +167,21 @@ class Network:
 
     # --- tensor parallelism ------------------------------------------------------------------------------------------
 
-    def collective(self, size: int, made: int, term: str, joined: int = 0) -> Storage:
-        """What a collective leaves: its own buffer goes when the tensor it becomes is there."""
-        held = self.tape.new("communication", joined), self.tape.new("communication", size)
-        result = self.tape.new(term, made)
-        del held
-        return result
-
     def gathered(self, part: int, term: str) -> Storage:
         """Joined along the sequence, which takes a copy where there are several samples."""
         whole = part * self.tensor
-        copied = self.collective(whole, whole, "communication") if self.run.batch.micro_batch_size > 1 else None
-        made = self.collective(0 if copied else whole, whole, term)
-        del copied
+        received = self.tape.new("communication", whole) if self.run.batch.micro_batch_size > 1 else None
+        made = self.tape.new(term, whole)
+        del received
         return made
 
     def reduced(self, whole: int, term: str) -> Storage:
-        """Summed over the tensor ranks; with sequence parallelism each keeps its part."""
-        if not self.sequence:
-            return self.collective(whole, whole, term)
-        return self.collective(whole // self.tensor, whole // self.tensor, term, joined=whole)
+        """Summed over the tensor ranks; with sequence parallelism each keeps its part, and the parts that are sent are
+        put one after the other."""
+        sent = self.tape.new("communication", whole) if self.sequence else None
+        made = self.tape.new(term, whole // self.tensor if self.sequence else whole)
+        del sent
+        return made
 
     def enter(self, x: Var, term: str = "activations.norm") -> Var:
         """Before column-parallel products. Forward: gathered along the sequence; backward: gradients are summed."""
@@ -205,19 +201,22 @@ class Network:
 
     # --- a block -----------------------------------------------------------------------------------------------------
 
-    def hashed(self, elements: int) -> Storage:
-        """A dropout mask: three int64 tensors of its shape while it is made."""
+    def hashed(self, elements: int, last: int) -> Storage:
+        """A dropout mask, hashed axis by axis: three int64 tensors of its shape while it is made, and of that without
+        its `last` axis."""
         one = INT64 * elements
+        before = self.tape.new("dropout", one // last)
         self.tape.touch(one, one, one, term="dropout")
-        last = self.tape.new("dropout", one)
+        hashes = self.tape.new("dropout", one)
+        del before
         mask = self.tape.new("activations.dropout", BOOL * elements)
-        del last
+        del hashes
         return mask
 
     def dropout(self, x: Var, term: str = "activations.norm") -> Var:
         if not self.spec.hidden_dropout:
             return x
-        mask = self.hashed(x.size // self.size.width)
+        mask = self.hashed(x.size // self.size.width, self.spec.hidden_size)
         saved, backward = self.tape.save(mask), lambda grad: [self.grad(grad.size)]
         product = self.tape.record([x], self.tape.new(term, x.size), x.size, backward, saved)
         return self.tape.record([product], self.tape.new(term, x.size), x.size, backward)
@@ -323,7 +322,7 @@ class Network:
         del kept
         if wide != pairs:
             softmax = tape.record([softmax], tape.new(term, pairs), pairs, lambda _: [self.grad(wide)])
-        mask = self.hashed(elements)
+        mask = self.hashed(elements, spec.seq_length)
         dropped = tape.record([softmax], tape.new(term, pairs), pairs, same, tape.save(mask))
         dropped = tape.record([dropped], tape.new(term, pairs), pairs, same)
         value = made_contiguous(value, micro > 1 and not grouped)
@@ -446,7 +445,7 @@ class Network:
             inputs = [tape.record([], Storage(tape.ledger, term, 0), 0, self.table if self.tied_here else own)]
         hidden = tape.record(inputs, tape.new(term, whole), whole, through_rows)
         if self.tensor > 1:
-            hidden = tape.record([hidden], self.collective(whole, whole, term), whole, None)
+            hidden = tape.record([hidden], tape.new(term, whole), whole, None)
         if spec.position == "learned":
 
             def through_positions(grad: Storage) -> list[Storage]:

@@ -111,22 +111,23 @@ class Shards:
         the last micro-batch's have been added already."""
         if not self.on or not unit.shapes:
             return
-        narrow, wide = ((unit.numel + unit.others) * size for size in (self._width, self._wide))
         casts, before = self._casts_back, not fresh and not self.each
         if casts and before and not added:
-            yield moves("reduction", ("gradients", -narrow))
+            yield moves("reduction", ("gradients", -(unit.numel + unit.others) * self._width))
         if not reduces and not self.each:
             for index, numel in enumerate(unit.tensors if casts and not before else ()):
                 whole = numel + (0 if index else unit.others)  # cast one by one, each beside what it was
                 yield moves("reduction", ("gradients", whole * self._wide), ("gradients", -whole * self._width))
             return
+        each = self._wide if before else self._width
+        if unit.others:
+            yield self._own_rows(unit, each)
         if reduces or self.regathers:
             yield self.let_go(unit, name="reduction")
         received, sent, final = unit.whole * self._wide, unit.block * self._wide, unit.block * self._master
         cast, again = self._wide != self._master, self.each and not fresh  # again: added to what there is
         spare = sent if cast or again else 0  # of the reduction's result, where it does not stay as the gradient
-        source = wide if before else narrow
-        last = source * unit.tensors[-1] // unit.numel if self.count > 1 and not unit.others else 0
+        source, last = each * unit.numel, each * unit.tensors[-1] * (self.count > 1)
         steps = [
             ("communication", -self._reducing), ("communication", -self._summed.pop(place, 0)),
             ("communication", received), ("gradients", last - source),
@@ -147,13 +148,15 @@ class Shards:
         self._reducing = received
 
     def settle(self, unit: Unit) -> Iterator[Span]:
-        """Without FSDP, what is held of other tensor ranks' rows goes when the step's gradients are summed: a rank's
-        own rows are copied out."""
+        """Without FSDP, what is held of other tensor ranks' rows goes when the step's gradients are summed."""
         if unit.others and not self.on:
-            mine = unit.tensors[0]
-            yield moves(
-                "reduction", ("gradients", mine * self._wide), ("gradients", -(mine + unit.others) * self._wide)
-            )
+            yield self._own_rows(unit, self._wide)
+
+    @staticmethod
+    def _own_rows(unit: Unit, width: int) -> Span:
+        """A rank's own rows of the word table's gradient are copied out of all."""
+        mine = unit.tensors[0] * width
+        return moves("reduction", ("gradients", mine), ("gradients", -mine - unit.others * width))
 
     def reduced(self) -> Span:
         """The last reduction is through."""

@@ -78,6 +78,8 @@ class Tracker(TorchDispatchMode):
             return NotImplemented  # let it come apart into operations on local pieces, which are seen here
         if func is torch.ops.aten._local_scalar_dense.default:
             return 1  # a fake tensor has no value; the engine reads norms and losses, and 1 is a legal one
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            return args[0]  # as it is of real tensors; of fake ones it would be a new one
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and leaf.device.type != "meta":
