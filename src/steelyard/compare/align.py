@@ -46,7 +46,8 @@ LARGEST = 10**9  # of any whole number in a configuration; what is beyond it is 
 
 # Kinds of memory, the one that limits a run first. They never mix.
 MEMORY_KINDS = (
-    "device", "reserved_peak", "reserved", "allocated_peak", "allocated", "active_peak", "rss_peak", "rss", "predicted",
+    "device", "reserved_peak", "reserved", "allocated_peak", "allocated", "active_peak", "tensors_peak", "rss_peak",
+    "rss", "predicted",
 )  # fmt: skip
 
 

@@ -76,15 +76,15 @@ class Predictor:
     framework: str
     stands_in: bool
 
-    def largest(self, run: Run) -> Memory | None:
-        """The rank with the largest peak; None where the model refuses the run."""
+    def largest(self, run: Run, host: bool = False) -> Memory | None:
+        """The rank with the largest peak; None where the model refuses the run. `host`: with the kernels of a CPU."""
         if self.stands_in or (not run.engine.implementation and self.framework == "megatron"):
             engine = {"framework": self.framework, "version": "2021", "implementation": "local", "attention": "unfused"}
             run = run.model_copy(update={"engine": run.engine.model_copy(update=engine)})
         if self.framework == "steelyard" and run.engine.framework != "steelyard":
             run = run.model_copy(update={"engine": run.engine.model_copy(update={"framework": "steelyard"})})
         try:
-            ranks: tuple[Memory, ...] = self.model.ranks(run)
+            ranks: tuple[Memory, ...] = self.model.ranks(run, host=True) if host else self.model.ranks(run)
         except (ValueError, ArithmeticError, AssertionError, KeyError, TypeError):
             return None
         return max(ranks, key=lambda memory: memory.peak, default=None)
@@ -104,7 +104,7 @@ def tensor_bytes(one: Side, kind: str, changes: Mapping[str, Any] | None = None,
     model, run = predictor(one.framework), run_of(one, changes)
     if model is None or run is None:
         return None
-    found = model.largest(run)
+    found = model.largest(run, host=kind == "tensors_peak")  # which only our own runs on CPUs measure
     if found is None:
         return None
     if kind == "allocated":

@@ -10,7 +10,7 @@ Names of terms: `boundary` (hidden states sent or received), `activations.norm`,
 made), `loss.gradients`, `communication`, `masks`, `workspaces`, `batch`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from steelyard.hardware import Chip
@@ -117,7 +117,10 @@ def times(terms: Mapping[str, int], count: int | float) -> dict[str, int]:
 TOLERANCE = 0.05
 # measured kind -> what it is held against, and in which words
 KINDS = {
+    "tensors_before": "tensors before the first step",
     "tensors": "tensors alive after the step",
+    "tensors_peak": "tensors at the peak of forward and backward",
+    "tensors_update": "tensors at the peak of the update",
     "allocated": "allocated after the step",
     "allocated_peak": "allocated at the peak",
     "reserved_peak": "reserved at the peak",
@@ -144,30 +147,34 @@ class Checked:
         return f"{line} ({self.error:+.1%}{f'; look at {self.term}' if self.term else ''})"
 
 
-def check(run: Run, measured: Mapping[str, int], host: bool = False) -> list[Checked]:
-    """Our own engine's prediction for the largest rank beside what was measured after the first step that updated, in
-    bytes by kind (train/measure.py). Kinds that are not predicted, such as `rss`, are passed over: a process holds more
-    than tensors. `host`: the run is on CPUs.
+def check(run: Run, measured: Mapping[str, int], host: bool = False, pipeline_rank: int | None = None) -> list[Checked]:
+    """Our own engine's prediction for the largest rank (or the largest of one pipeline rank) beside what was measured,
+    in bytes by kind (train/audit.py): after the first step that updated, and `tensors_peak` and `tensors_update` in the
+    one after it. Kinds that are not predicted, such as `rss`, are passed over: a process holds more than tensors.
+    `host`: the run is on CPUs.
     """
     from steelyard import hardware
     from steelyard.predict import engine
 
-    largest = max(engine.ranks(run, host), key=lambda memory: memory.peak_first_step)
-    steady = max(engine.ranks(run, host), key=lambda memory: memory.steady)
+    ranks = [m for m in engine.ranks(run, host) if pipeline_rank is None or m.stage == pipeline_rank]
     chip = hardware.of(run.hardware)
-    predicted = {
-        "tensors": steady.steady,
-        "allocated": steady.steady,
-        "allocated_peak": largest.peak_first_step,
-        "reserved_peak": -(-largest.peak_first_step // SEGMENT) * SEGMENT,
-        "device": device(largest, chip),
+    sizes: dict[str, Callable[[Memory], int | None]] = {
+        "tensors_before": lambda memory: memory.steady - memory.lazy,
+        "tensors": lambda memory: memory.steady,
+        "tensors_peak": lambda memory: max(m.total for m in memory.moments if m.name not in UPDATING),
+        "tensors_update": lambda memory: max(m.total for m in memory.moments if m.name in UPDATING),
+        "allocated": lambda memory: memory.steady,
+        "allocated_peak": lambda memory: memory.peak_first_step,
+        "reserved_peak": lambda memory: -(-memory.peak_first_step // SEGMENT) * SEGMENT,
+        "device": lambda memory: device(memory, chip),
     }
     found = []
-    for kind, value in predicted.items():
+    for kind, size in sizes.items():
+        largest = max(ranks, key=lambda memory: size(memory) or 0)
+        value = size(largest)
         if value is not None and measured.get(kind):
             off = abs(value / measured[kind] - 1) > TOLERANCE
-            memory = steady if kind in ("tensors", "allocated") else largest
-            found.append(Checked(kind, value, measured[kind], _suspect(memory, value - measured[kind]) if off else ""))
+            found.append(Checked(kind, value, measured[kind], _suspect(largest, value - measured[kind]) if off else ""))
     return found
 
 

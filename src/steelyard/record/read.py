@@ -34,7 +34,7 @@ def read_folder(path: str | Path) -> Record:
         framework="steelyard",
         source=str(folder),
         config=_config(folder / "run.toml"),
-        memory=_memory(steps),
+        memory=_memory(steps) | _peaks(lines),
         speed=speed(steps),
         steps=steps,
         validations=[line for line in lines if isinstance(line, Validation)],
@@ -91,6 +91,13 @@ def speed(steps: list[Step]) -> dict[str, float]:
 def _memory(steps: list[Step]) -> dict[str, int]:
     """Bytes by kind after the first step that updated the weights (before it, optimizer states may not exist)."""
     return next((dict(s.memory) for s in steps if not s.skipped and s.memory), {})
+
+
+def _peaks(lines: list[Line]) -> dict[str, int]:
+    """On CPUs the peak of all tensors, which a run measures once (train/audit.py)."""
+    found = next((line.detail for line in lines if isinstance(line, Event) and line.what == "memory_peaks"), {})
+    peak = found.get("measured", {}).get("tensors_peak")
+    return {"tensors_peak": peak} if isinstance(peak, int) else {}
 
 
 def _json(path: Path) -> dict[str, Any]:

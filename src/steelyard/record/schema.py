@@ -92,7 +92,8 @@ KINDS: dict[str, type[Line]] = {"step": Step, "validation": Validation, "checkpo
 class Record:
     """A run as read back. `config` has run-file keys; a key that is not known is absent.
 
-    memory: bytes by kind, at most over ranks, after the first completed step. speed: `samples_per_second` and
+    memory: bytes by kind, at most over ranks, after the first completed step; `tensors_peak`, the most that all tensors
+    of a CPU run's rank take during a step. speed: `samples_per_second` and
     `tokens_per_second` of the whole run, `seconds_per_step`, medians. source: the file or folder it was read from.
 
     What another framework's log adds. sources: `file:line` or a reason for each dotted key of config, memory and

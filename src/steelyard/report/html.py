@@ -102,8 +102,19 @@ def _memory(record: Record) -> Iterable[Row]:
             _mib(entry.get("predicted")),
             _mib(entry.get("measured")),
         )
+    peaks: list[dict[str, Any]] = next(
+        (e.detail.get("pipeline_ranks", []) for e in record.events if e.what == "memory_peaks"), []
+    )
+    for rank, entries in enumerate(peaks):
+        place = f"pipeline rank {rank}" if len(peaks) > 1 else "largest rank"
+        for kind, entry in entries.items():
+            yield (
+                f"memory: {kind.replace('_', ' ')}, {place}",
+                _mib(entry.get("predicted")),
+                _mib(entry.get("measured")),
+            )
     for kind, size in record.memory.items():
-        if kind not in checked:
+        if kind not in checked and not (peaks and kind == "tensors_peak"):
             yield f"memory: {kind.replace('_', ' ')}, largest rank", "", _mib(size)
 
 

@@ -1,10 +1,12 @@
-"""A run holds itself to its plan: parameters before the first step, memory after the first update, collectives in the
-second step, and an MFU that is never impossible. Only a wrong parameter count ends it; the rest is said and recorded.
+"""A run holds itself to its plan: parameters before the first step, memory after the first update, collectives and
+peaks of memory in the step after it, and an MFU that is never impossible. Only a wrong parameter count ends it; the
+rest is said and recorded.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,11 +14,14 @@ import torch.distributed as dist
 from steelyard import hardware
 from steelyard.parallel.mesh import Mesh
 from steelyard.predict import flops, memory, parameters
+from steelyard.predict.memory import Checked
 from steelyard.record.schema import Event
 from steelyard.spec import UserError, error
 from steelyard.spec.run import Run
 from steelyard.train import measure
+from steelyard.train.clock import Clock
 from steelyard.train.engine import Engine
+from steelyard.train.tracker import Lap, Tracker
 from steelyard.train.traffic import TrafficCounter
 
 
@@ -28,6 +33,8 @@ class Audit:
     ):
         self._run, self._mesh, self._engine, self._note, self._record = run, mesh, engine, note, record
         self._steps = 0  # of this process
+        self._watched = False
+        self._before = 0  # bytes of tensors before the first step; 0: not known
         self._mfu_is_impossible = False
 
     def parameters(self) -> dict[str, int]:
@@ -48,30 +55,50 @@ class Audit:
         self._note(f"parameters: {unique:,} unique, counted on the live model and equal to the plan")
         return {"unique": unique, "planned": planned}
 
+    def before(self) -> None:
+        """Before the first step of a run that starts anew."""
+        self._before = measure.live_bytes(self._mesh.device)
+
     def memory(self, step: int) -> None:
         """Predicted against measured memory; once, after the step that made the optimizer's states."""
-        measured = {**measure.memory(self._mesh), "tensors": measure.live_tensors(self._mesh)}
-        found = memory.check(self._run, measured, host=self._mesh.device.type == "cpu")
-        for entry in found:
+        device = self._mesh.device
+        here = {"tensors": measure.live_bytes(device), **({"tensors_before": self._before} if self._before else {})}
+        tensors, largest = self._by_pipeline_rank(here)
+        others = measure.memory(self._mesh)
+        measured = {**others, **largest}
+        self._say(tensors)
+        for entry in memory.check(self._run, others, self._on_host):
             self._note(f"memory, {entry}")
         if "rss" in measured:
             rest = measured["rss"] - measured["tensors"]
             self._note(f"memory not modelled: {rest / 2**20:,.1f} MiB of the process are no live tensors")
-        detail = {entry.kind: {**asdict(entry), "error": entry.error} for entry in found}
+        detail = {entry.kind: _entry(entry) for entry in memory.check(self._run, measured, self._on_host)}
         ranks = measure.memory_by_rank(self._mesh)
         self._record(Event(step, "memory", {"checked": detail, "measured": measured, "ranks": ranks}))
 
     @contextmanager
-    def traffic(self, step: int, micro_batches: int) -> Iterator[None]:
-        """Around a training step: counts what the process's second one sends, and lays it beside the prediction. (The
-        first also makes connections; compiled blocks hide their operations.)"""
+    def step(self, step: int, micro_batches: int, updates: int, clock: Clock) -> Iterator[None]:
+        """Around a training step: counts what it sends and the tensors that are alive, and lays both beside the
+        prediction. Once, in the first step that is like all later ones: the process's first makes connections, and the
+        first update makes the optimizer's states. (Compiled blocks hide their operations.)"""
         self._steps += 1
-        if self._steps != 2 or self._run.parallel.compile:
+        if self._watched or self._steps < 2 or not updates or self._run.parallel.compile:
             yield
             return
-        counter = TrafficCounter(self._mesh, self._engine.tied.group)
-        with counter:
+        self._watched = True
+        counter, laps = TrafficCounter(self._mesh, self._engine.tied.group), list[Lap]()
+        with ExitStack() as watching:
+            watching.enter_context(counter)
+            if self._on_host:  # where no allocator knows the peak
+                tracker = watching.enter_context(Tracker(measure.live_tensors(self._mesh.device)))
+                watching.enter_context(clock.told(lambda _: laps.append(tracker.lap())))  # a phase ends the one before
             yield
+            laps += [tracker.lap()] if self._on_host else []
+        self._traffic(step, counter, micro_batches)
+        if laps:
+            self._peaks(step, {"tensors_peak": laps[-2].peak, "tensors_update": laps[-1].peak})
+
+    def _traffic(self, step: int, counter: TrafficCounter, micro_batches: int) -> None:
         wrong = counter.wrong_by_rank(self._run, micro_batches)
         for place, (planned, counted) in wrong.items():
             self._note(f"traffic, {place}: planned (calls, bytes) {planned}, counted {counted}")
@@ -86,6 +113,34 @@ class Audit:
             for (kind, axis), (calls, size) in sorted(counter.found().items())
         ]
         self._record(Event(step, "traffic", {"first_rank": rows, "wrong": wrong}))
+
+    def _peaks(self, step: int, here: dict[str, int]) -> None:
+        by_rank, largest = self._by_pipeline_rank(here)
+        rows = [{entry.kind: _entry(entry) for entry in entries} for entries in self._say(by_rank)]
+        largest["tensors_peak"] = max(largest.values())
+        self._record(Event(step, "memory_peaks", {"pipeline_ranks": rows, "measured": largest}))
+
+    @property
+    def _on_host(self) -> bool:
+        return self._mesh.device.type == "cpu"
+
+    def _by_pipeline_rank(self, here: dict[str, int]) -> tuple[list[dict[str, int]], dict[str, int]]:
+        """The most bytes by kind of the ranks of each pipeline rank, and of all; on all ranks."""
+        everywhere: list[tuple[int, dict[str, int]]] = [(0, {}) for _ in range(dist.get_world_size())]
+        dist.all_gather_object(everywhere, (self._mesh.pipeline_rank, here))
+        found: list[dict[str, int]] = [{} for _ in range(self._run.parallel.pipeline)]
+        for rank, sizes in everywhere:
+            found[rank] = {kind: max(size, found[rank].get(kind, 0)) for kind, size in sizes.items()}
+        return found, {kind: max(sizes[kind] for sizes in found) for kind in here}
+
+    def _say(self, measured: list[dict[str, int]]) -> list[list[Checked]]:
+        """What was measured on each pipeline rank beside its prediction."""
+        found = [memory.check(self._run, sizes, self._on_host, rank) for rank, sizes in enumerate(measured)]
+        for rank, entries in enumerate(found):
+            place = f"memory of pipeline rank {rank}" if len(found) > 1 else "memory"
+            for entry in entries:
+                self._note(f"{place}, {entry}")
+        return found
 
     def mfu(self, step: int, batch_size: int, seconds: float) -> float | None:
         """Model FLOPs (causal) of `batch_size` sequences in `seconds` over the chip's dense peak; None where the chip
@@ -103,3 +158,7 @@ class Audit:
             self._mfu_is_impossible = True
             return None
         return use.value if use else None
+
+
+def _entry(one: Checked) -> dict[str, Any]:
+    return {**asdict(one), "error": one.error}

@@ -13,19 +13,28 @@ class Clock:
 
     def __init__(self, beat: Beat | None = None):
         self.started = time.monotonic()
-        self._beat = beat
+        self._beats = [beat] if beat else []
         self._phases: dict[str, float] = defaultdict(float)
         self._recent: deque[float] = deque(maxlen=20)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        if self._beat:
-            self._beat(name)
+        for beat in self._beats:
+            beat(name)
         began = time.perf_counter()
         try:
             yield
         finally:
             self._phases[name] += time.perf_counter() - began
+
+    @contextmanager
+    def told(self, beat: Beat) -> Iterator[None]:
+        """Another one is told of phases for a while."""
+        self._beats.append(beat)
+        try:
+            yield
+        finally:
+            self._beats.remove(beat)
 
     def lap(self, seconds: float) -> dict[str, float]:
         """Close a step that took `seconds`: its seconds by phase."""

@@ -149,6 +149,8 @@ class Loop:
     def _steps(self) -> Result:
         """Steps until there is a reason to stop."""
         result = self._stop_reason(None)
+        if not self.state.updates:
+            self.audit.before()
         while result is None:
             outcome = self._step()
             if outcome.updated and self.state.updates == 1:
@@ -168,7 +170,7 @@ class Loop:
         with self.clock.phase("data"):
             batches = share(self.splits["train"], state.samples, size, run, self.mesh)
         self.last_batch = (state.samples, size)
-        with self.audit.traffic(state.step + 1, len(batches)):
+        with self.audit.step(state.step + 1, len(batches), state.updates, self.clock):
             outcome = step(run, self.engine, batches, rate, state.step, self.clock)
         if state.step + 1 - self.saved_step >= run.checkpoint.overlap_steps:
             self._wait_for_save()  # a step counts only while no more than the promised ones can be lost

@@ -3,10 +3,12 @@
 import gc
 import os
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from steelyard.parallel.mesh import Mesh
@@ -32,17 +34,22 @@ def memory(mesh: Mesh) -> dict[str, int]:
     return dict(zip(kinds, values.tolist(), strict=True))
 
 
-def live_tensors(mesh: Mesh) -> int:
-    """Bytes of every storage that a tensor of this process holds, each once, the largest over all ranks. Walks the
-    garbage collector's objects, so it is for once, not for every step."""
-    storages: dict[int, int] = {}
+def live_tensors(device: torch.device) -> Iterator[Tensor]:
+    """Every tensor of this process on a device, one for each storage. Walks the garbage collector's objects, so it is
+    for once, not for every step."""
+    seen = set[int]()
     for entry in gc.get_objects():
         kind = type(entry)
-        plain = issubclass(kind, torch.Tensor) and not issubclass(kind, DTensor)
-        if plain and entry.device.type == mesh.device.type:
-            storages[entry.untyped_storage().data_ptr()] = entry.untyped_storage().nbytes()
-    value = torch.tensor(sum(storages.values()), dtype=torch.int64, device=mesh.device)
-    return int(mesh.all_reduce(value, ("pipeline", "data", "tensor"), "max").item())
+        if not issubclass(kind, Tensor) or issubclass(kind, DTensor) or entry.device.type != device.type:
+            continue
+        storage = entry.untyped_storage()
+        if storage._cdata not in seen:
+            seen.add(storage._cdata)
+            yield entry
+
+
+def live_bytes(device: torch.device) -> int:
+    return sum(tensor.untyped_storage().nbytes() for tensor in live_tensors(device))
 
 
 def _cuda(device: torch.device) -> dict[str, int]:

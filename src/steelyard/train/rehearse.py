@@ -6,8 +6,6 @@ storage. Nothing is read from a value, so no data are needed.
 """
 
 import warnings
-import weakref
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,13 +13,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from steelyard.data.loader import Batch
 from steelyard.model.gpt import GPT
@@ -30,15 +25,8 @@ from steelyard.parallel.norm import local
 from steelyard.predict import engine, traffic
 from steelyard.spec.run import Run
 from steelyard.train.engine import Engine, Micro
+from steelyard.train.tracker import Lap, Tracker
 from steelyard.train.traffic import TrafficCounter
-
-
-@dataclass(frozen=True)
-class Lap:
-    """The most bytes that were alive in one phase, and which operations had made them."""
-
-    peak: int
-    alive: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -63,72 +51,15 @@ class Rehearsal:
         return max(lap.peak for phase, lap in self.laps.items() if phase.startswith("first"))
 
 
-class Tracker(TorchDispatchMode):
-    """Counts the bytes of every storage that operations make, until it is freed."""
+class FakeTracker(Tracker):
+    """Tracks fake tensors, of which two operations do not do what they do to real ones."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.current, self.peak = 0, 0
-        self.by_operation: Counter[str] = Counter()
-        self.at_peak: dict[str, int] = {}
-        self._known: dict[int, Any] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(t, DTensor) for t in types):
-            return NotImplemented  # let it come apart into operations on local pieces, which are seen here
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
             return 1  # a fake tensor has no value; the engine reads norms and losses, and 1 is a legal one
         if func is torch.ops._c10d_functional.wait_tensor.default:
-            return args[0]  # as it is of real tensors; of fake ones it would be a new one
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.device.type != "meta":
-                self.add(leaf.untyped_storage(), str(func))
-        return result
-
-    def __enter__(self) -> "Tracker":
-        tracker, real = self, torch.UntypedStorage.resize_
-        self._resize = real
-
-        def resize_(storage: Any, size: int) -> Any:
-            """FSDP gives gathered parameters memory, and takes it back, by the size of their storage."""
-            result = real(storage, size)
-            if storage._cdata in tracker._known:
-                tracker.add(storage, tracker._known[storage._cdata][1])
-            return result
-
-        torch.UntypedStorage.resize_ = resize_  # type: ignore[assignment, method-assign]
-        return super().__enter__()
-
-    def __exit__(self, *failure: Any) -> None:
-        super().__exit__(*failure)
-        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
-
-    def add(self, storage: torch.UntypedStorage, operation: str) -> None:
-        """Start counting a storage, or count it again after its size has changed."""
-        key, size = storage._cdata, storage.nbytes()
-        if key in self._known:
-            if self._known[key][0] == size:
-                return
-            self._forget(key)
-        self._known[key] = (size, operation, weakref.finalize(storage, self._forget, key))
-        self.current += size
-        self.by_operation[operation] += size
-        if self.current > self.peak:
-            self.peak, self.at_peak = self.current, dict(self.by_operation)
-
-    def _forget(self, key: int) -> None:
-        size, operation, finalizer = self._known.pop(key, (0, "", None))
-        if finalizer is not None:
-            finalizer.detach()
-        self.current -= size
-        self.by_operation[operation] -= size
-
-    def lap(self) -> Lap:
-        """The peak since the last call."""
-        found = Lap(self.peak, {name: size for name, size in self.at_peak.items() if size})
-        self.peak, self.at_peak = self.current, dict(self.by_operation)
-        return found
+            return args[0]  # of fake tensors it would be a new one
+        return super().call(func, args, kwargs)
 
 
 class SlicedMesh(mesh.Mesh):
@@ -162,7 +93,7 @@ def rehearse(run: Run, rank: int = 0) -> Rehearsal:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a fake group has no time limit to set
             where = SlicedMesh(mesh.build(run.parallel, torch.device("cpu")))
-        tracker = Tracker()
+        tracker = FakeTracker()
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         engine = _engine(run, where, mode, tracker)
         with mode, tracker:
