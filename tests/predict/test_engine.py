@@ -226,6 +226,29 @@ def test_peak_is_flat_in_the_accumulation(pipeline):
     assert peaks[1:] == peaks[1:2] * 3
 
 
+def test_a_step_of_a_batch_ramp_that_takes_most():
+    """With fewer micro-batches than stages all forward passes go first, and the last stage holds them all."""
+    batch = {"micro_batch_size": 2, "global_batch_size": 16}
+    whole = make_run(4, batch=batch, parallel={"pipeline": 4})
+    ramped = make_run(4, batch={**batch, "ramp": [2, 2, 60]}, parallel={"pipeline": 4})
+    three = make_run(4, batch={**batch, "global_batch_size": 6}, parallel={"pipeline": 4})
+    peaks = [[memory.peak for memory in engine.ranks(run)] for run in (ramped, whole, three)]
+    assert peaks[0] == [max(pair) for pair in zip(*peaks[1:], strict=True)]
+    assert peaks[0][-1] > peaks[1][-1] and peaks[0][0] > peaks[2][0]
+    assert "or of 3 on a level of batch.ramp" in engine.assumed(ramped)[0] and not engine.assumed(whole)
+    assert engine.in_step_of(ramped, 3).batch.accumulation == 3 and engine.in_step_of(whole, 3) is whole
+
+
+@pytest.mark.parametrize("world", [7, 48, 1000])
+def test_classes_of_shards(world):
+    """Without looking at every shard: a plan of any size takes no longer."""
+    run = make_run(world, {"hidden_size": 264, "ffn_hidden_size": 100}, parallel={"zero": 3})
+    numels = Counter(engine.shard_numel(run, 0, index) for index in range(world))
+    classes = engine.shard_classes(run, 0)
+    assert Counter({engine.shard_numel(run, 0, first): count for first, count in classes}) == numels
+    assert sum(count for _, count in engine.shard_classes(make_run(10**9, parallel={"zero": 1}), 0)) == 10**9
+
+
 def test_every_byte_is_named():
     """Field report C03: states, activations, logits, communication, each apart; what is not modelled is said."""
     run = make_run(8, parallel={"zero": 3})

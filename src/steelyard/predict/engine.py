@@ -10,12 +10,13 @@ from steelyard.predict import parameters, stages
 from steelyard.predict.chunk import Chunk
 from steelyard.predict.memory import Memory, Moment, States
 from steelyard.predict.parts import Parts
-from steelyard.predict.pipeline import Action, actions, enough
+from steelyard.predict.pipeline import Action, actions, enough, few
 from steelyard.predict.shard import Shards, block
 from steelyard.predict.timeline import Terms, Timeline, span
 from steelyard.spec.model import Model
 from steelyard.spec.parallel import Parallel
 from steelyard.spec.precision import BYTES
+from steelyard.spec.progress import ramp_sizes
 from steelyard.spec.run import Run
 
 NAME = "steelyard"
@@ -82,12 +83,25 @@ def states(run: Run, pipeline_rank: int, index: int) -> States:
 
 def assumed(run: Run) -> tuple[str, ...]:
     """What was assumed where the run does not say it."""
+    if early := _early_level(run):
+        return (
+            f"each rank in the step that takes it most: of {run.batch.accumulation} micro-batches, or of {early} on a "
+            f"level of batch.ramp, where {run.parallel.pipeline} stages have too few of them to alternate",
+        )
     return ()
 
 
 def ranks(run: Run, host: bool = False) -> tuple[Memory, ...]:
     """The memory of every class of equal ranks: pipeline rank outermost, then tensor rank; shards of unequal size are
-    apart."""
+    apart. With a batch ramp each in the step that takes it most."""
+    found = _ranks(run, host)
+    if early := _early_level(run):
+        then = _ranks(in_step_of(run, early), host)
+        found = tuple(max(pair, key=lambda memory: memory.peak) for pair in zip(found, then, strict=True))
+    return found
+
+
+def _ranks(run: Run, host: bool) -> tuple[Memory, ...]:
     found: list[Memory] = []
     parts = Parts(run, host)
     for pipeline_rank in range(run.parallel.pipeline):
@@ -96,6 +110,23 @@ def ranks(run: Run, host: bool = False) -> tuple[Memory, ...]:
             memory = _on_rank(run, pipeline_rank, first, copies, parts)
             found += [replace(memory, tensor=tensor) for tensor in range(run.parallel.tensor)]
     return tuple(found)
+
+
+def _early_level(run: Run) -> int:
+    """Micro-batches of the largest level of a batch ramp that has too few for 1F1B to alternate: its last stages hold
+    more of them than ever later. 0: there is none."""
+    unit = run.batch.micro_batch_size * run.parallel.data
+    levels = (size // unit for size in ramp_sizes(run.batch))
+    return max((micro for micro in levels if few(run.parallel, micro) and micro < run.batch.accumulation), default=0)
+
+
+def in_step_of(run: Run, micro_batches: int) -> Run:
+    """The run in the steps of its batch ramp that have so many micro-batches on each data rank."""
+    if run.batch.ramp is None:
+        return run
+    size = run.batch.micro_batch_size * run.parallel.data * micro_batches
+    batch = {"accumulation": micro_batches, "global_batch_size": size, "ramp": None}
+    return run.model_copy(update={"batch": run.batch.model_copy(update=batch)})
 
 
 def on_rank(run: Run, pipeline_rank: int, index: int, host: bool = False) -> Memory:

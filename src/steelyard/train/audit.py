@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from steelyard import hardware
 from steelyard.parallel.mesh import Mesh
+from steelyard.predict import engine as memory_engine
 from steelyard.predict import flops, memory, parameters
 from steelyard.predict.memory import Checked
 from steelyard.record.schema import Event
@@ -59,20 +60,21 @@ class Audit:
         """Before the first step of a run that starts anew."""
         self._before = measure.live_bytes(self._mesh.device)
 
-    def memory(self, step: int) -> None:
+    def memory(self, step: int, micro_batches: int) -> None:
         """Predicted against measured memory; once, after the step that made the optimizer's states."""
+        run = memory_engine.in_step_of(self._run, micro_batches)
         device = self._mesh.device
         here = {"tensors": measure.live_bytes(device), **({"tensors_before": self._before} if self._before else {})}
         tensors, largest = self._by_pipeline_rank(here)
         others = measure.memory(self._mesh)
         measured = {**others, **largest}
-        self._say(tensors)
-        for entry in memory.check(self._run, others, self._on_host):
+        self._say(tensors, run)
+        for entry in memory.check(run, others, self._on_host):
             self._note(f"memory, {entry}")
         if "rss" in measured:
             rest = measured["rss"] - measured["tensors"]
             self._note(f"memory not modelled: {rest / 2**20:,.1f} MiB of the process are no live tensors")
-        detail = {entry.kind: _entry(entry) for entry in memory.check(self._run, measured, self._on_host)}
+        detail = {entry.kind: _entry(entry) for entry in memory.check(run, measured, self._on_host)}
         ranks = measure.memory_by_rank(self._mesh)
         self._record(Event(step, "memory", {"checked": detail, "measured": measured, "ranks": ranks}))
 
@@ -96,7 +98,8 @@ class Audit:
             laps += [tracker.lap()] if self._on_host else []
         self._traffic(step, counter, micro_batches)
         if laps:
-            self._peaks(step, {"tensors_peak": laps[-2].peak, "tensors_update": laps[-1].peak})
+            peaks = {"tensors_peak": laps[-2].peak, "tensors_update": laps[-1].peak}
+            self._peaks(step, peaks, memory_engine.in_step_of(self._run, micro_batches))
 
     def _traffic(self, step: int, counter: TrafficCounter, micro_batches: int) -> None:
         wrong = counter.wrong_by_rank(self._run, micro_batches)
@@ -114,9 +117,9 @@ class Audit:
         ]
         self._record(Event(step, "traffic", {"first_rank": rows, "wrong": wrong}))
 
-    def _peaks(self, step: int, here: dict[str, int]) -> None:
+    def _peaks(self, step: int, here: dict[str, int], run: Run) -> None:
         by_rank, largest = self._by_pipeline_rank(here)
-        rows = [{entry.kind: _entry(entry) for entry in entries} for entries in self._say(by_rank)]
+        rows = [{entry.kind: _entry(entry) for entry in entries} for entries in self._say(by_rank, run)]
         largest["tensors_peak"] = max(largest.values())
         self._record(Event(step, "memory_peaks", {"pipeline_ranks": rows, "measured": largest}))
 
@@ -133,9 +136,9 @@ class Audit:
             found[rank] = {kind: max(size, found[rank].get(kind, 0)) for kind, size in sizes.items()}
         return found, {kind: max(sizes[kind] for sizes in found) for kind in here}
 
-    def _say(self, measured: list[dict[str, int]]) -> list[list[Checked]]:
+    def _say(self, measured: list[dict[str, int]], run: Run) -> list[list[Checked]]:
         """What was measured on each pipeline rank beside its prediction."""
-        found = [memory.check(self._run, sizes, self._on_host, rank) for rank, sizes in enumerate(measured)]
+        found = [memory.check(run, sizes, self._on_host, rank) for rank, sizes in enumerate(measured)]
         for rank, entries in enumerate(found):
             place = f"memory of pipeline rank {rank}" if len(found) > 1 else "memory"
             for entry in entries:

@@ -75,6 +75,7 @@ class Loop:
         self.told: Saved | None = None
         self.saved_step = -1
         self.last_batch = (0, 0)  # first sample and size
+        self.micro_batches = 0  # of the last step
         self.saved_at = time.monotonic()
 
     # --- before the first step ---------------------------------------------------------------------------------------
@@ -154,7 +155,7 @@ class Loop:
         while result is None:
             outcome = self._step()
             if outcome.updated and self.state.updates == 1:
-                self.audit.memory(self.state.step)
+                self.audit.memory(self.state.step, self.micro_batches)
             self._tell_saved(self.saver.outcome)
             self._between_steps()
             result = self._stop_reason(outcome)
@@ -169,8 +170,8 @@ class Loop:
         rate = self.schedule.rate(state.samples_updated, size)
         with self.clock.phase("data"):
             batches = share(self.splits["train"], state.samples, size, run, self.mesh)
-        self.last_batch = (state.samples, size)
-        with self.audit.step(state.step + 1, len(batches), state.updates, self.clock):
+        self.last_batch, self.micro_batches = (state.samples, size), len(batches)
+        with self.audit.step(state.step + 1, self.micro_batches, state.updates, self.clock):
             outcome = step(run, self.engine, batches, rate, state.step, self.clock)
         if state.step + 1 - self.saved_step >= run.checkpoint.overlap_steps:
             self._wait_for_save()  # a step counts only while no more than the promised ones can be lost
