@@ -58,6 +58,8 @@ LAYOUTS = {
         "pipeline": 2, "pipeline_schedule": "zbv", "virtual": 2}, batch=PIPED), 0.0005),
     "uneven shards, the last": (47, dict(world=48, parallel={"zero": 3}, batch=dict(PIPED, accumulation=2)), 0.0005),
     "more shards than rows": (299, dict(world=300, parallel={"zero": 2}), 0.0005),
+    "far more shards than rows": (5999, dict(
+        world=6000, precision={"compute": "fp16"}, batch={"micro_batch_size": 1, "accumulation": 1}), 0.0005),
     "replicas, zero 2": (3, dict(world=4, parallel={"zero": 2, "replicate": 2}, batch=PIPED), 0.0005),
     "replicas, zero 3": (0, dict(world=4, parallel={"zero": 3, "replicate": 2}, batch=PIPED), 0.0005),
     "replicas in a pipeline": (0, dict(
@@ -78,7 +80,9 @@ def test_against_a_rehearsal(name):
     found = beside_prediction(make_run(**given), rank)["bytes"]
     # beside the states there are Adam's counts of updates, 4 bytes a tensor, and sums of losses
     assert found["master"]["error"] == 0 and found["optimizer"]["error"] == 0
-    assert 0 <= found["steady"]["rehearsed"] - found["steady"]["predicted"] < 4096
+    # and the ranks' numbers, 4 bytes each
+    beside = found["steady"]["rehearsed"] - found["steady"]["predicted"]
+    assert 0 <= beside < 4096 + 4 * given.get("world", 1)
     assert abs(found["peak"]["error"]) < limit
     assert abs(found["peak_first_step"]["error"]) < 1.5 * limit
 
@@ -235,7 +239,7 @@ def test_a_step_of_a_batch_ramp_that_takes_most():
     peaks = [[memory.peak for memory in engine.ranks(run)] for run in (ramped, whole, three)]
     assert peaks[0] == [max(pair) for pair in zip(*peaks[1:], strict=True)]
     assert peaks[0][-1] > peaks[1][-1] and peaks[0][0] > peaks[2][0]
-    assert "or of 3 on a level of batch.ramp" in engine.assumed(ramped)[0] and not engine.assumed(whole)
+    assert "or of 3 early in batch.ramp" in engine.assumed(ramped)[0] and not engine.assumed(whole)
     assert engine.in_step_of(ramped, 3).batch.accumulation == 3 and engine.in_step_of(whole, 3) is whole
 
 

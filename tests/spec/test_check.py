@@ -52,6 +52,12 @@ def test_shapes(model, parallel, code, legal):
     assert found and legal in found[0].hint
 
 
+def test_what_recompute_names_must_be_there():
+    assert only(refused(1, recompute={"mode": "selective", "modules": []})).code == "S121"
+    beyond = notes(run(1, recompute={"mode": "full", "layers": 99}))
+    assert any(note.key == "recompute.layers" and "all are recomputed" in note.text for note in beyond)
+
+
 def test_zero_bubble_with_zero_3_is_refused_wherever_weights_are_sharded():
     zbv = {"pipeline": 2, "virtual": 2, "pipeline_schedule": "zbv", "zero": 3}
     for world, compute in ((2, "bf16"), (4, "fp32")):

@@ -60,7 +60,7 @@ class Matrix:
         folder = self._place(arm, number)
         try:
             found: Result = json.loads((folder.parent / f"{folder.name}.json").read_text("utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         if not isinstance(found, dict) or found.get("identity") != self._identity(arm):
             return None

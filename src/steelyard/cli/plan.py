@@ -66,6 +66,8 @@ def plan(
     from steelyard.plan import sheet
     from steelyard.report import terminal
 
+    asked = {"--set": sets, "--as": framework, "--rehearse": rehearse, "--explain": explain, "--rank": rank is not None}
+    _exclude([name for name, value in asked.items() if value])
     counts = counting.find(framework) if framework else None
     read = _reader(run_file, foreign.behind(context), environment, launch)
     if sets:
@@ -97,6 +99,15 @@ def plan(
             print("\n" + terminal.explained(planned))
     if too_large:
         raise typer.Exit(1)
+
+
+def _exclude(asked: list[str]) -> None:
+    """Raises UserError P004 for options of which one would be passed over."""
+    from steelyard.spec import error
+
+    together = ({"--rehearse", "--rank"}, {"--explain", "--rank"})
+    if len(asked) > 1 and set(asked) not in together:
+        raise error("P004", place=asked[0], one=asked[0], other=asked[1])
 
 
 def _reader(
@@ -139,6 +150,10 @@ def _rehearse(run: "Run", rank: int, json: bool) -> None:
         raise error("M003", "engine.framework", framework=run.engine.framework)
     if not 0 <= rank < run.parallel.world_size:
         raise error("M001", place="--rank", rank=rank, world=run.parallel.world_size, last=run.parallel.world_size - 1)
+    if run.parallel.context > 1:
+        raise error(
+            "T003", "parallel.context", name="parallel.context", value=run.parallel.context, advice="set it to 1"
+        )
     from steelyard.train.rehearse import beside_prediction
 
     found = beside_prediction(run, rank)

@@ -29,11 +29,21 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.parent.name for path in Path(__file__).parent.glob("*/memory.py")))
 
 
+def is_known(framework: str) -> bool:
+    """Whether a framework of that name is ours, or has a folder here, modelled or not."""
+    folder = Path(__file__).parent / _folder(framework)
+    return framework == "steelyard" or (_folder(framework).isidentifier() and folder.is_dir())
+
+
+def _folder(framework: str) -> str:
+    return framework.lower().replace("-", "_").removesuffix("_lm")
+
+
 def find(framework: str) -> Allocations | None:
     """The model of the named framework; None where nobody has modelled it."""
     if framework == "steelyard":
         return engine
-    name = framework.lower().replace("-", "_").removesuffix("_lm")
+    name = _folder(framework)
     return import_module(f"steelyard.frameworks.{name}.memory") if name in names() else None
 
 

@@ -9,7 +9,7 @@ from steelyard.hardware import Chip
 from steelyard.predict import flops, stages
 from steelyard.predict.memory import Memory, device, reserved
 from steelyard.spec import write
-from steelyard.spec.errors import UserError
+from steelyard.spec.errors import UserError, did_you_mean, error
 from steelyard.spec.load import resolve
 from steelyard.spec.run import Run
 
@@ -19,6 +19,10 @@ def as_json(run: Run, rank: int | None = None) -> dict[str, Any] | None:
     not modelled. Raises UserError H001, M001."""
     model = allocating.find(run.engine.framework)
     if model is None:
+        if not allocating.is_known(run.engine.framework):
+            modelled = sorted({"steelyard", *allocating.names()})
+            suggestion = did_you_mean(run.engine.framework, modelled)
+            raise error("P002", "engine.framework", name=run.engine.framework, suggestion=suggestion)
         return None
     found = allocating.ranks(run) if rank is None else allocating.of_rank(run, rank)
     assert found
@@ -31,6 +35,7 @@ def as_json(run: Run, rank: int | None = None) -> dict[str, Any] | None:
         "fits": fits(found, known),
         "assumed": list(model.assumed(run)),
         "ranks": [_rank(memory, chip) for memory in found],
+        "not_counted": NOT_COUNTED + ("" if known and known.context_bytes else ", context"),
         "says": SAYS,
     }
 
@@ -63,6 +68,7 @@ def _rank(memory: Memory, chip: Chip | None) -> dict[str, Any]:
     }
 
 
+NOT_COUNTED = "fragmentation, communicators"
 SAYS = {
     "states": "Weights the network computes with, gradients, master weights and Adam's moments, at the peak.",
     "terms": "What else is alive at the peak, by name; with the states it adds up to `peak`.",
@@ -70,6 +76,7 @@ SAYS = {
     "peak": "The most that the allocator has given out in a step.",
     "peak_first_step": "The same before the optimizer's moments exist; fp16 skips its first steps.",
     "steady": "Allocated between steps.",
+    "not_counted": "What a device holds beside `device`, or `reserved` where that is null.",
     "reserved": "What the allocator holds from the driver: the peak in whole segments. Fragmentation is not modelled.",
     "device": "What the driver reports: `reserved` and the context. Communicators are not modelled; null where the "
     "context of the chip is unknown.",

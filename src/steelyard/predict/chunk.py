@@ -120,7 +120,7 @@ class Chunk:
         for index, (count, _) in enumerate(self.groups):
             for number in range(count):
                 if weights == SHARDS:
-                    yield from (shards.receive(self.block), shards.drop(before), shards.copy_out(self.block))
+                    yield from (shards.receive(self.block), shards.copy_out(self.block), shards.drop(before))
                     before = self.block
                 yield self.group(index, False).forward[number]
                 if shards.regathers:

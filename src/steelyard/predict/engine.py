@@ -84,10 +84,8 @@ def states(run: Run, pipeline_rank: int, index: int) -> States:
 def assumed(run: Run) -> tuple[str, ...]:
     """What was assumed where the run does not say it."""
     if early := _early_level(run):
-        return (
-            f"each rank in the step that takes it most: of {run.batch.accumulation} micro-batches, or of {early} on a "
-            f"level of batch.ramp, where {run.parallel.pipeline} stages have too few of them to alternate",
-        )
+        micro = run.batch.accumulation
+        return (f"each rank in the step that needs most: of {micro} micro-batches, or of {early} early in batch.ramp",)
     return ()
 
 

@@ -9,7 +9,7 @@ INDENT = " " * 13
 # letter of the bar, words, and the terms it stands for
 BAR = (
     ("w", "weights"), ("g", "gradients"), ("m", "master"), ("o", "optimizer"), ("a", "activations"),
-    ("r", "recomputed"), ("l", "logits"), ("b", "boundary"), ("x", "other"),
+    ("r", "recomputed"), ("l", "logits"), ("b", "boundary"), ("c", "communication"), ("x", "other"),
 )  # fmt: skip
 BAR_WIDTH = 64
 MIB, GIB = 2**20, 2**30
@@ -41,7 +41,7 @@ def lines(sheet: Sheet) -> Iterator[str]:
     of_largest = parts(largest)
     yield f"[{_bar(of_largest, max(memory['capacity'] or 0, largest['peak']))}]"
     yield " ".join(f"{letter} {name} {of_largest[name] / one:.2f}" for letter, name in BAR if of_largest[name])
-    yield _fits(memory, largest)
+    yield f"{_fits(memory, largest)}; not counted: {memory['not_counted']}"
     yield from memory["assumed"]
 
 
@@ -67,7 +67,7 @@ def parts(rank: Sheet) -> dict[str, int]:
     terms = rank["terms"]
     found = dict(rank["states"])
     found["activations"] = sum(value for name, value in terms.items() if name.startswith("activations"))
-    found |= {name: terms.get(name, 0) for name in ("logits", "recomputed", "boundary")}
+    found |= {name: terms.get(name, 0) for name in ("logits", "recomputed", "boundary", "communication")}
     return {**found, "other": rank["peak"] - sum(found.values())}
 
 
@@ -91,6 +91,20 @@ def _fits(memory: Sheet, largest: Sheet) -> str:
     if memory["fits"]:
         return f"fits on {memory['chip']}: {kind} {need / GIB:.2f} of {capacity / GIB:.2f} GiB, {room:.2f} free"
     return f"does NOT fit on {memory['chip']}: {kind} {need / GIB:.2f} of {capacity / GIB:.2f} GiB, {-room:.2f} short"
+
+
+def explained(sheet: Sheet) -> Iterator[str]:
+    """Every state and term of the largest rank's peak, and what stands on top of it."""
+    memory = sheet["memory"]
+    if memory is None:
+        return
+    rank, where, _ = _classes(memory["ranks"])[0]
+    yield f"{'memory at the peak of ' + where:<36} {'bytes':>20}  in {rank['moment']}"
+    for name, size in sorted({**rank["states"], **rank["terms"]}.items(), key=lambda item: -item[1]):
+        yield f"{name:<36} {size:>20,}"
+    for name in ("peak", "peak_first_step", "steady", "reserved", "device"):
+        shown = "?" if rank[name] is None else f"{rank[name]:,}"
+        yield f"{name:<36} {shown:>20}  {memory['says'][name]}"
 
 
 def block(title: str, lines: Iterable[str]) -> Iterator[str]:

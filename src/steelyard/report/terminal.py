@@ -255,9 +255,8 @@ MOST_LINES = 16
 
 def explained(sheet: Sheet) -> str:
     """Every term of every number of a sheet."""
-    return "\n".join(
-        [*_tensors(sheet), "", *_totals(sheet), "", *_products(sheet), "", *_transfers(sheet), *_views(sheet)]
-    )
+    parts = (_tensors(sheet), _totals(sheet), _products(sheet), memory.explained(sheet))
+    return "\n".join([*(line for part in parts for line in (*part, "")), *_transfers(sheet), *_views(sheet)])
 
 
 def _tensors(sheet: Sheet) -> Iterator[str]:

@@ -118,6 +118,8 @@ def _recompute(parallel: Parallel, recompute: Recompute, engine: Engine) -> Iter
     if recompute.shard and recompute.mode != "full" and engine.framework == "steelyard":
         advice = 'set recompute.mode = "full" or recompute.shard = false'
         yield problem("S119", "recompute.shard", why_not="nothing is recomputed in full", advice=advice)
+    if recompute.mode == "selective" and not recompute.modules:
+        yield problem("S121", "recompute.modules")
 
 
 def _batch(batch: Batch, parallel: Parallel, engine: Engine) -> Iterator[Problem]:
@@ -303,6 +305,9 @@ def _layout_notes(run: Run) -> Iterator[Note]:
     if run.recompute.shard and (parallel.tensor == 1 or parallel.sequence):
         why = "there is one tensor rank" if parallel.tensor == 1 else "sequence parallelism shards them already"
         yield Note("recompute.shard", f"sharding the saved inputs has no effect: {why}")
+    covered = run.recompute.layers
+    if run.recompute.mode == "full" and covered != "all" and covered > layers:
+        yield Note("recompute.layers", f"the model has {layers} layers, fewer than {covered}: all are recomputed")
 
 
 def _precision_notes(precision: Precision) -> Iterator[Note]:

@@ -262,6 +262,12 @@ CATALOGUE: dict[str, Wording] = {
         "Zero-bubble schedules split the backward pass in two, and FSDP2 does not gather the parameters again for the "
         "second half. Seen with torch 2.13: losses off by 0.07 after 20 steps (zbv), a hang (zero_bubble).",
     ),
+    "S121": Wording(
+        'recompute.mode = "selective" with no recompute.modules recomputes nothing',
+        'name at least one of "attention", "mlp", "norm", or set recompute.mode = "none"',
+        "Selective recompute runs chosen parts of every block again in the backward pass, and keeps what the others "
+        "save.",
+    ),
     # --- S2: batch ---------------------------------------------------------------------------------------------------
     "S201": Wording(
         "the batch does not add up: global = micro x accumulation x data, but {micro} x {accumulation} x {data} = "
@@ -386,6 +392,12 @@ CATALOGUE: dict[str, Wording] = {
         "check hardware.chip, the seconds per step and the number of devices",
         "Utilization is FLOP/s per device over the chip's dense peak. Above 100 % one of three numbers is wrong: the "
         "chip is another one, the time leaves something out, or the FLOPs count work that is not done.",
+    ),
+    "P004": Wording(
+        "{one} and {other} exclude each other",
+        "leave one of them out",
+        "`plan` shows one thing at a time: layouts side by side (--set), another framework's count (--as), one rank's "
+        "rehearsal (--rehearse), or the plan itself, of one rank (--rank) or with every term (--explain).",
     ),
     # --- F: other frameworks -----------------------------------------------------------------------------------------
     "F001": Wording(

@@ -28,8 +28,8 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         given = json.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError) as failure:
-        detail = getattr(failure, "strerror", None) or "it is not JSON"
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as failure:
+        detail = getattr(failure, "strerror", None) or "it is not JSON, or nested too deeply"
         raise error("F001", place=str(path), detail=detail) from None
     kind = given.get("model_type") if isinstance(given, dict) else None
     if kind not in READERS:

@@ -79,7 +79,7 @@ def parse(text: str, source: str = "") -> Arguments:
     """Raises UserError F003, F004."""
     try:
         given = json.loads(text) if text.lstrip()[:1] in "[{" else shlex.split(text, comments=True)
-    except ValueError as failure:
+    except (ValueError, RecursionError) as failure:
         raise error("F003", place=source, detail=f"it is neither JSON nor an argument list: {failure}") from None
     return arguments(given, source)
 
