@@ -57,6 +57,7 @@ class Shards:
         self.on, self.each = run.sharded, reduces_each(run)
         self.regathers = self.on and run.parallel.zero == 3
         self.count = run.parallel.shards
+        self._sends = self.on and self.count > 1
         self._replicated = self.on and run.parallel.data > self.count
         precision = run.precision
         self._width, self._wide, self._master = (
@@ -76,17 +77,13 @@ class Shards:
 
     def receive(self, unit: Unit, name: str = "forward") -> Span:
         """A unit's weights are sent (where masters are wider, after a cast) and received. A single shard is not."""
-        if not self.on or self.count == 1:
-            return moves(name)
-        cast = unit.block * self._width if self._casts else 0
-        return moves(
-            name, ("communication", cast), ("communication", unit.whole * self._width), ("communication", -cast)
-        )
+        whole, cast = (size * self._width * self._sends for size in (unit.whole, unit.block * self._casts))
+        return moves(name, ("communication", cast), ("communication", whole), ("communication", -cast))
 
     def copy_out(self, unit: Unit, name: str = "forward") -> Span:
         """What was received becomes weights. Those of a single shard are cast tensor by tensor, each while the cast
         before it is still there."""
-        if not self.on or self.count > 1 or not self._casts:
+        if self._sends or not self.on or not self._casts:
             return moves(name, ("gathered", unit.whole * self._width * self.on))
         steps, cast = list[tuple[str, int]](), 0
         for numel in unit.tensors:
@@ -96,7 +93,7 @@ class Shards:
 
     def drop(self, unit: Unit, name: str = "forward") -> Span:
         """What was received, once it is copied out."""
-        return moves(name, ("communication", -unit.whole * self._width if self.on and self.count > 1 else 0))
+        return moves(name, ("communication", -unit.whole * self._width * self._sends))
 
     def let_go(self, unit: Unit, count: int = 1, name: str = "forward") -> Span:
         """The gathered weights of `count` such units."""
@@ -111,41 +108,41 @@ class Shards:
         the last micro-batch's have been added already."""
         if not self.on or not unit.shapes:
             return
-        casts, before = self._casts_back, not fresh and not self.each
-        if casts and before and not added:
+        before = not fresh and not self.each
+        if self._casts_back and before and not added:
             yield moves("reduction", ("gradients", -(unit.numel + unit.others) * self._width))
-        if not reduces and not self.each:
-            for index, numel in enumerate(unit.tensors if casts and not before else ()):
+        if reduces or self.each:
+            if unit.others:
+                yield self._own_rows(unit, self._wide if before else self._width)
+            if reduces or self.regathers:
+                yield self.let_go(unit, name="reduction")
+            yield self._reduce(unit, place, self._wide if before else self._width, again=self.each and not fresh)
+        elif self._casts_back and not before:
+            for index, numel in enumerate(unit.tensors):
                 whole = numel + (0 if index else unit.others)  # cast one by one, each beside what it was
                 yield moves("reduction", ("gradients", whole * self._wide), ("gradients", -whole * self._width))
-            return
-        each = self._wide if before else self._width
-        if unit.others:
-            yield self._own_rows(unit, each)
-        if reduces or self.regathers:
-            yield self.let_go(unit, name="reduction")
+
+    def _reduce(self, unit: Unit, place: int, width: int, again: bool) -> Span:
+        """Gradients of `width` bytes become shards in the dtype of the masters; `again`: which are added to others."""
         received, sent, final = unit.whole * self._wide, unit.block * self._wide, unit.block * self._master
-        cast, again = self._wide != self._master, self.each and not fresh  # again: added to what there is
+        last = unit.tensors[-1] * width * (self.count > 1)  # PyTorch's loop over the gradients holds on to it
+        cast = self._wide != self._master
         spare = sent if cast or again else 0  # of the reduction's result, where it does not stay as the gradient
-        source, last = each * unit.numel, each * unit.tensors[-1] * (self.count > 1)
         steps = [
             ("communication", -self._reducing), ("communication", -self._summed.pop(place, 0)),
-            ("communication", received), ("gradients", last - source),
+            ("communication", received), ("gradients", last - unit.numel * width),
             ("communication" if spare else "gradients", sent),
         ]  # fmt: skip
         if self.count == 1:
             steps += [("communication", received), ("communication", -received)]  # divided
         if cast:
             steps += [("communication" if again else "gradients", final)]
-        if self._replicated:
-            self._summed[place] = spare
-        else:
+        if not self._replicated:
             steps += [("communication", -spare)]
         if cast and again:
             steps += [("communication", -final)]
-        steps += [("gradients", -last)]  # PyTorch's loop over the gradients holds on to the last one
-        yield moves("reduction", *steps)
-        self._reducing = received
+        self._reducing, self._summed[place] = received, spare * self._replicated
+        return moves("reduction", *steps, ("gradients", -last))
 
     def settle(self, unit: Unit) -> Iterator[Span]:
         """Without FSDP, what is held of other tensor ranks' rows goes when the step's gradients are summed."""
