@@ -69,7 +69,7 @@ class Network:
 
     def __init__(self, run: Run, host: bool = False, keep: bool = False):
         self.run, self.spec, self.size = run, run.model, Sizes.of(run, host)
-        self.tape, self.keep, self.fsdp = Tape(), keep, run.sharded
+        self.tape, self.keep = Tape(), keep
         self.tensor, self.sequence = run.parallel.tensor, run.parallel.sequence
         self._gradients: list[Storage] = []
         self.head: list[Storage] = []  # the head's gradient, from the loss to the word table's
@@ -298,7 +298,7 @@ class Network:
             key, value = self.repeated(key, whole), self.repeated(value, whole)
         # a view of the joined product, which a batched one copies
         joined = micro > 1 and spec.position != "rotary" and not spec.qk_norm
-        future = tape.new("masks", 0 if bias else spec.seq_length**2)
+        future = tape.new("masks", 0 if bias or self.run.data.reset_attention else spec.seq_length**2)
 
         def same(grad: Storage) -> list[Storage]:
             return [self.grad(grad.size)]
@@ -317,9 +317,12 @@ class Network:
         scores = tape.record([raw], tape.new(term, pairs), pairs, same)
         del raw
         scores = self.masked(scores, bias, term)
-        kept = tape.new(term, wide)
-        softmax = tape.record([scores], kept, wide, lambda _: [self.grad(pairs)], tape.save(kept))
-        del kept
+        read = scores
+        if size.host and wide != pairs:  # a GPU's kernel casts as it reads and as it writes
+            read = tape.record([scores], tape.new(term, wide), wide, lambda _: [self.grad(pairs)])
+        needed, kept = read.size, tape.new(term, wide)
+        softmax = tape.record([read], kept, wide, lambda _: [self.grad(needed)], tape.save(kept))
+        del kept, read
         if wide != pairs:
             softmax = tape.record([softmax], tape.new(term, pairs), pairs, lambda _: [self.grad(wide)])
         mask = self.hashed(elements, spec.seq_length)
@@ -439,7 +442,7 @@ class Network:
             self.weights(rows // self.tensor)
             return []
 
-        taken = self.tensor > 1 and self.fsdp and reduces_each(self.run)
+        taken = self.tensor > 1 and reduces_each(self.run)
         inputs = []
         if self.tied_here or taken:
             inputs = [tape.record([], Storage(tape.ledger, term, 0), 0, self.table if self.tied_here else own)]

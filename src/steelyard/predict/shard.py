@@ -13,7 +13,7 @@ from steelyard.spec.run import Run
 
 def reduces_each(run: Run) -> bool:
     """Whether FSDP reduces the gradients of every micro-batch, and not of a step."""
-    return run.parallel.zero >= 2 and run.parallel.pipeline == 1
+    return run.sharded and run.parallel.zero >= 2 and run.parallel.pipeline == 1
 
 
 @dataclass(frozen=True)
