@@ -72,6 +72,17 @@ def test_explain_traces_every_coefficient(t1):
     assert "without_embeddings 200,064 Blocks and norms: no word embedding, no position table, no output head." in shown
 
 
+def test_explain_names_every_byte(t1):
+    """Field report C03: what is at the peak, largest first, adds up to it, and what is not counted is said."""
+    shown = lines(plan(t1, "--explain"))
+    start = next(n for n, line in enumerate(shown) if line.startswith("memory at the peak of stage 0"))
+    end = next(n for n, line in enumerate(shown) if n > start and line.startswith("peak "))
+    terms = [int(line.split()[-1].replace(",", "")) for line in shown[start + 1 : end]]
+    assert sum(terms) == int(shown[end].split()[1].replace(",", "")) and terms == sorted(terms, reverse=True)
+    assert any(line.endswith("not counted: fragmentation, communicators, context") for line in shown)
+    assert "not_counted" in plan(t1, "--json", "--explain")
+
+
 def test_as_a_framework(t1):
     shown = plan(t1, "parallel.pipeline=2", "--as", "megatron-deepspeed")
     assert "estimated model parameters: 0.00025728" in shown
@@ -119,6 +130,9 @@ def test_refusals(t1):
         (["engine.framework=magatron"], "P002.*did you mean megatron"),
         (["--set", "parallel.zero=3", "--rank", "0"], "P004"),
         (["--set", "parallel.zero=3", "--rehearse"], "P004"),
+        (["--as", "megatron", "--rank", "0"], "P004"),
+        (["--rehearse", "--explain"], "P004"),
+        (["engine.framework=papers"], "P002"),
         (["--world", "2", "parallel.context=2", "--rehearse"], "T003"),
         (["recompute.mode=selective", "recompute.modules=[]"], "S121"),
         (["parallel.tensor=3"], "S104"),

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from steelyard.predict import engine, network, pipeline
+from steelyard.predict import engine, network, parameters, pipeline
 from steelyard.predict.memory import check, reserved
 from steelyard.spec import resolve
 from tests.parity.covering import covering, sections
@@ -45,6 +45,10 @@ LAYOUTS = {
         "pipeline": 2, "pipeline_schedule": "zero_bubble", "virtual": 2}, batch=PIPED), 0.0005),
     "interleaved, four chunks": (0, dict(world=4, model={"num_layers": 8}, parallel={
         "pipeline": 2, "pipeline_schedule": "interleaved", "virtual": 4}, batch=PIPED), 0.0005),
+    "interleaved, four chunks, zero 3": (2, dict(world=4, model={"num_layers": 8}, parallel={
+        "pipeline": 2, "pipeline_schedule": "interleaved", "virtual": 4, "zero": 3}, batch=PIPED), 0.0005),
+    "zero bubble, four chunks": (0, dict(world=4, model={"num_layers": 8}, parallel={
+        "pipeline": 2, "pipeline_schedule": "zero_bubble", "virtual": 4}, batch=PIPED), 0.0005),
     "1f1b, few micro-batches": (3, dict(
         world=4, parallel={"pipeline": 4}, batch={"micro_batch_size": 2, "accumulation": 2}), 0.0005),
     "zero 3, groups of blocks in a pipeline": (0, dict(world=4, model={"num_layers": 8}, parallel={
@@ -77,7 +81,9 @@ def test_against_a_rehearsal(name):
     from steelyard.train.rehearse import beside_prediction
 
     rank, given, limit = LAYOUTS[name]
-    found = beside_prediction(make_run(**given), rank)["bytes"]
+    rehearsed = beside_prediction(make_run(**given), rank)
+    found = rehearsed["bytes"]
+    assert not rehearsed["traffic"]["wrong"]
     # beside the states there are Adam's counts of updates, 4 bytes a tensor, and sums of losses
     assert found["master"]["error"] == 0 and found["optimizer"]["error"] == 0
     # and the ranks' numbers, 4 bytes each
@@ -116,7 +122,9 @@ def at_width(given, precision, world):
     said = given.get("model", {})
     model = {**WIDE, "vocab_multiple": 4, **{k: v for k, v in said.items() if k not in narrow}}
     model |= {"num_query_groups": 4} if "num_query_groups" in said else {}
-    model["num_layers"] = 4 if given["parallel"].get("pipeline", 1) > 1 else 2
+    layout = given["parallel"]
+    ranks = layout.get("pipeline", 1)
+    model["num_layers"] = max(4, ranks * layout.get("virtual", 1)) if ranks > 1 else 2
     others = {k: v for k, v in given.items() if k in ("parallel", "recompute")}
     apart = given.get("tokens", {}).get("documents", False)
     others["data"] = {"reset_positions": apart, "reset_attention": apart}
@@ -131,6 +139,8 @@ def test_what_comes_goes(precision):
     groups = {"recompute": {"mode": "full", "every": 2}}
     for layout in ({}, {"pipeline_schedule": "interleaved", "virtual": 2}):
         given.append((4, {"parallel": {"pipeline": 2, "zero": 3, **layout}, **groups}))
+    ahead = {"pipeline": 2, "pipeline_schedule": "interleaved", "virtual": 4}
+    given += [(4, {"parallel": {**ahead, "zero": zero}}) for zero in (1, 3)]
     for world, values in given:
         run = at_width(values, precision, world)
         for rank in range(run.parallel.pipeline):
@@ -142,7 +152,8 @@ def test_what_comes_goes(precision):
             left = {term: size for term, size in there.items() if size}
             residual, chunks = network.Sizes.of(run).residual, run.parallel.virtual
             assert left.pop("batch") > 0 and left.pop("gradients") == engine.states(run, rank, 0).gradients
-            assert left.pop("activations.norm", 0) in (0, residual)  # made last, by GPipe and 1F1B
+            on_demand = run.parallel.pipeline_schedule in pipeline.ON_DEMAND and rank < run.parallel.pipeline - 1
+            assert left.pop("activations.norm", 0) == residual * on_demand  # what was made last
             assert 0 <= left.pop("backward", 0) <= chunks * residual and not left, (rank, left, values)
 
 
@@ -214,8 +225,6 @@ def test_classes_add_up_to_the_world():
 
 def test_shards_add_up_to_the_whole():
     run = make_run(8, {"hidden_size": 264, "ffn_hidden_size": 100}, parallel={"zero": 3})
-    from steelyard.predict import parameters
-
     assert sum(engine.shard_numel(run, 0, index) for index in range(8)) == parameters.unique(run.model)
 
 
@@ -240,6 +249,9 @@ def test_a_step_of_a_batch_ramp_that_takes_most():
     assert peaks[0] == [max(pair) for pair in zip(*peaks[1:], strict=True)]
     assert peaks[0][-1] > peaks[1][-1] and peaks[0][0] > peaks[2][0]
     assert "or of 3 early in batch.ramp" in engine.assumed(ramped)[0] and not engine.assumed(whole)
+    assert [engine.of_shard(ramped, rank, 0).peak for rank in range(4)] == peaks[0]
+    unused = make_run(4, batch={**batch, "ramp": [2, 2, 4]}, parallel={"pipeline": 4})  # steps of 2 and 16 samples
+    assert engine.ranks(unused) == engine.ranks(whole)
     assert engine.in_step_of(ramped, 3).batch.accumulation == 3 and engine.in_step_of(whole, 3) is whole
 
 
@@ -248,9 +260,10 @@ def test_classes_of_shards(world):
     """Without looking at every shard: a plan of any size takes no longer."""
     run = make_run(world, {"hidden_size": 264, "ffn_hidden_size": 100}, parallel={"zero": 3})
     numels = Counter(engine.shard_numel(run, 0, index) for index in range(world))
-    classes = engine.shard_classes(run, 0)
-    assert Counter({engine.shard_numel(run, 0, first): count for first, count in classes}) == numels
-    assert sum(count for _, count in engine.shard_classes(make_run(10**9, parallel={"zero": 1}), 0)) == 10**9
+    classes = parameters.shard_classes(engine.local_shapes(run.model, run.parallel, 0), world)
+    assert {numel: count for numel, (_, count) in classes.items()} == numels
+    assert all(engine.shard_numel(run, 0, first) == numel for numel, (first, _) in classes.items())
+    assert sum(memory.count for memory in engine.ranks(make_run(10**9, parallel={"zero": 3}))) == 10**9
 
 
 def test_every_byte_is_named():
@@ -268,10 +281,10 @@ def test_every_byte_is_named():
 def test_a_run_checks_itself():
     run = make_run(8)
     memory = engine.ranks(run)[0]
-    good = check(run, {"allocated": memory.steady, "allocated_peak": memory.peak_first_step, "rss": 1})
+    good = check([memory], {"allocated": memory.steady, "allocated_peak": memory.peak_first_step, "rss": 1}, None)
     assert [(entry.kind, entry.term) for entry in good] == [("allocated", ""), ("allocated_peak", "")]
     logits = memory.at_peak.terms["logits"]
-    bad = check(run, {"allocated_peak": memory.peak_first_step - logits})
+    bad = check([memory], {"allocated_peak": memory.peak_first_step - logits}, None)
     assert bad[0].term == "logits" and "look at logits" in str(bad[0])
 
 

@@ -78,7 +78,7 @@ def test_ranks_add_up(run):
 def test_shards_are_cut_as_pytorch_cuts_them(rows, shards):
     chunks = [chunk.shape[0] for chunk in torch.chunk(torch.empty(rows), shards)]
     expected = chunks + [0] * (shards - len(chunks))  # ranks behind the last chunk hold nothing
-    assert [parameters._block(rows, shards, index) for index in range(shards)] == expected
+    assert [parameters.on_shard({(rows,): 1}, shards, index) for index in range(shards)] == expected
 
 
 # T1 of the field reports: 4 layers, hidden 64, sequence 64, bytes and one end-of-document token.

@@ -5,11 +5,15 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from torch import nn
 
 from steelyard.compare.verdict import compare
 from steelyard.predict import parameters
 from steelyard.record.read import read_folder
+from steelyard.report import html
 from steelyard.spec import load, resolve
+from steelyard.train.optimizer import AdamW
 from steelyard.train.rehearse import beside_prediction
 from tests.train.conftest import T1
 
@@ -48,9 +52,23 @@ def test_a_run_says_predicted_against_measured(trained, name):
     assert measured["rss"] > measured["tensors"] == checked["tensors"]["measured"]
     ranks = events["memory_peaks"].detail["pipeline_ranks"]
     assert len(ranks) == (2 if name == "pipeline" else 1)
-    assert all(set(entries) == {"tensors_peak", "tensors_update"} for entries in ranks)
+    assert all(set(entries) == {"tensors_forward_backward", "tensors_update"} for entries in ranks)
+    shown = html.page(trained[name])
+    assert shown.count("memory: tensors forward backward") == len(ranks) and "memory: tensors before" in shown
     for entry in [*checked.values(), *(entry for entries in ranks for entry in entries.values())]:
         assert abs(entry["error"]) < 0.05, entry
+
+
+def test_the_optimizer_holds_no_shard():
+    """FSDP moves and pads shards: one that the optimizer held would be a second copy."""
+    weight = nn.Parameter(torch.ones(64, 64))
+    adam = AdamW([weight], resolve({}, world=1).run.optimizer)
+    for _ in range(2):
+        weight.grad = torch.ones_like(weight)
+        adam.update(1e-3)
+        assert all(p.numel() == 0 and p.grad is None for group in adam._adam.param_groups for p in group["params"])
+    assert [m.shape for _, *moments in adam.moments() for m in moments] == [weight.shape] * 2
+    assert weight.mean() < 1
 
 
 def test_recompute_explains_the_gap(trained, tmp_path):

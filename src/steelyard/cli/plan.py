@@ -45,7 +45,7 @@ Rehearse = Annotated[
     bool,
     typer.Option("--rehearse", help="Run one real training step of that rank on fake tensors, beside the prediction."),
 ]
-Explain = Annotated[bool, typer.Option("--explain", help="Show every term of every number.")]
+Explain = Annotated[bool, typer.Option("--explain", help="Show every term of every number, as --json always does.")]
 
 
 def plan(
@@ -66,6 +66,7 @@ def plan(
     from steelyard.plan import sheet
     from steelyard.report import terminal
 
+    explain = explain and not json  # which has every term
     asked = {"--set": sets, "--as": framework, "--rehearse": rehearse, "--explain": explain, "--rank": rank is not None}
     _exclude([name for name, value in asked.items() if value])
     counts = counting.find(framework) if framework else None

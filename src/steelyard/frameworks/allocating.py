@@ -29,13 +29,15 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.parent.name for path in Path(__file__).parent.glob("*/memory.py")))
 
 
-def is_known(framework: str) -> bool:
-    """Whether a framework of that name is ours, or has a folder here, modelled or not."""
-    folder = Path(__file__).parent / _folder(framework)
-    return framework == "steelyard" or (_folder(framework).isidentifier() and folder.is_dir())
+@cache
+def known() -> tuple[str, ...]:
+    """Every framework a run can be of: ours, and those whose memory, scripts or logs are read here."""
+    files = (path for name in ("memory", "script", "log") for path in Path(__file__).parent.glob(f"*/{name}.py"))
+    return tuple(sorted({"steelyard", *(path.parent.name for path in files)}))
 
 
-def _folder(framework: str) -> str:
+def folder(framework: str) -> str:
+    """A framework's name as that of its folder: "Megatron-LM" is megatron."""
     return framework.lower().replace("-", "_").removesuffix("_lm")
 
 
@@ -43,7 +45,7 @@ def find(framework: str) -> Allocations | None:
     """The model of the named framework; None where nobody has modelled it."""
     if framework == "steelyard":
         return engine
-    name = _folder(framework)
+    name = folder(framework)
     return import_module(f"steelyard.frameworks.{name}.memory") if name in names() else None
 
 
@@ -65,6 +67,6 @@ def of_rank(run: Run, rank: int) -> tuple[Memory, ...] | None:
     pipeline, column = divmod(rest, parallel.data * parallel.context)
     if run.engine.framework == "steelyard":
         shard = column % parallel.shards
-        return (replace(engine.on_rank(run, pipeline, shard), tensor=tensor, count=1),)
+        return (replace(engine.of_shard(run, pipeline, shard), tensor=tensor),)
     found = ranks(run)
     return tuple(m for m in found if (m.stage, m.tensor) == (pipeline, tensor))[:1] if found else None

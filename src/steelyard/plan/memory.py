@@ -16,13 +16,12 @@ from steelyard.spec.run import Run
 
 def as_json(run: Run, rank: int | None = None) -> dict[str, Any] | None:
     """The memory of every class of equal ranks, or of rank `rank` alone, in bytes. None where the framework's memory is
-    not modelled. Raises UserError H001, M001."""
+    not modelled. Raises UserError H001, M001, P002."""
     model = allocating.find(run.engine.framework)
     if model is None:
-        if not allocating.is_known(run.engine.framework):
-            modelled = sorted({"steelyard", *allocating.names()})
-            suggestion = did_you_mean(run.engine.framework, modelled)
-            raise error("P002", "engine.framework", name=run.engine.framework, suggestion=suggestion)
+        name, readable = run.engine.framework, allocating.known()
+        if allocating.folder(name) not in readable:
+            raise error("P002", "engine.framework", name=name, suggestion=did_you_mean(name, list(readable)))
         return None
     found = allocating.ranks(run) if rank is None else allocating.of_rank(run, rank)
     assert found
@@ -35,7 +34,7 @@ def as_json(run: Run, rank: int | None = None) -> dict[str, Any] | None:
         "fits": fits(found, known),
         "assumed": list(model.assumed(run)),
         "ranks": [_rank(memory, chip) for memory in found],
-        "not_counted": NOT_COUNTED + ("" if known and known.context_bytes else ", context"),
+        "not_counted": [*NOT_COUNTED, *([] if known and known.context_bytes else ["context"])],
         "says": SAYS,
     }
 
@@ -68,7 +67,7 @@ def _rank(memory: Memory, chip: Chip | None) -> dict[str, Any]:
     }
 
 
-NOT_COUNTED = "fragmentation, communicators"
+NOT_COUNTED = ("fragmentation", "communicators")
 SAYS = {
     "states": "Weights the network computes with, gradients, master weights and Adam's moments, at the peak.",
     "terms": "What else is alive at the peak, by name; with the states it adds up to `peak`.",

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from steelyard.predict import stages
-from steelyard.predict.parameters import stage_tensors
 from steelyard.predict.parts import Parts, Played
 from steelyard.predict.pipeline import ON_DEMAND, few
-from steelyard.predict.shard import Shards, Unit
+from steelyard.predict.shard import Shards, Unit, units
 from steelyard.predict.timeline import Span, chain, moves
 from steelyard.spec.run import Run
 
@@ -36,11 +35,8 @@ class Chunk:
         # blocks as they run: how many at once, and whether they keep their input only
         again = [(len(group), True) for group in run.recompute.groups(self.layers)]
         self.groups = again + [(1, False)] * (self.layers - sum(count for count, _ in again))
-        tensors = [(t.name, t.local_shape(parallel.tensor)) for t in stage_tensors(run.model, run.parallel, stage)]
-        blocks = [shape for name, shape in tensors if name.startswith("layers.")]
-        self.block = Unit(tuple(blocks[: len(blocks) // max(1, self.layers)]), shards.count)
-        ends = tuple(shape for name, shape in tensors if not name.startswith("layers."))
-        self.ends = Unit(ends, shards.count, self._others())
+        self.ends, blocks = units(run, stage)
+        self.block = blocks[0] if blocks else Unit((), shards.count)
         self.weights, self.done = SHARDS, dict.fromkeys("FBIW", 0)
         alike = (self.layers, self.first, self.last, self.receives, self.answers)
         self._made = parts.made.setdefault(alike, {})
@@ -48,14 +44,6 @@ class Chunk:
             "RF": moves("forward", ("boundary", self.size.residual)),
             "RB": moves("backward", ("backward", self.size.residual)),
         }
-
-    def _others(self) -> int:
-        """Where the word table is not the head as well, DTensor keeps the embedding's gradient whole and partial until
-        the last sum."""
-        model, parallel = self.run.model, self.run.parallel
-        apart = parallel.pipeline > 1 or not model.tied_embeddings
-        whole = self.first and apart and not self.shards.each
-        return (parallel.tensor - 1) * self.size.rows * model.hidden_size if whole else 0
 
     @cached_property
     def shared(self) -> tuple[int, int]:

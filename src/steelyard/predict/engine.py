@@ -4,19 +4,18 @@ rank runs them. The rehearsal (`steelyard plan --rehearse`) runs the real engine
 from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
-from math import prod
 
 from steelyard.predict import parameters, stages
 from steelyard.predict.chunk import Chunk
 from steelyard.predict.memory import Memory, Moment, States
 from steelyard.predict.parts import Parts
 from steelyard.predict.pipeline import Action, actions, enough, few
-from steelyard.predict.shard import Shards, block
+from steelyard.predict.shard import Shards, padded_shard
 from steelyard.predict.timeline import Terms, Timeline, span
+from steelyard.spec import progress
 from steelyard.spec.model import Model
 from steelyard.spec.parallel import Parallel
 from steelyard.spec.precision import BYTES
-from steelyard.spec.progress import ramp_sizes
 from steelyard.spec.run import Run
 
 NAME = "steelyard"
@@ -33,37 +32,9 @@ def local_shapes(model: Model, parallel: Parallel, pipeline_rank: int) -> dict[t
 
 
 def shard_numel(run: Run, pipeline_rank: int, index: int) -> int:
-    """Parameters that shard `index` keeps: FSDP cuts dimension 0 of each tensor into blocks of ceil(rows / shards)."""
-    parallel = run.parallel
-    shards = parallel.shards
-    found = 0
-    for shape, count in local_shapes(run.model, parallel, pipeline_rank).items():
-        rows = -(-shape[0] // shards)
-        found += count * max(0, min(rows, shape[0] - index * rows)) * prod(shape[1:])
-    return found
-
-
-def padded_numel(run: Run, pipeline_rank: int) -> int:
-    """Parameters of every shard's memory: FSDP pads all to the largest one's rows."""
+    """Parameters that shard `index` keeps."""
     shapes = local_shapes(run.model, run.parallel, pipeline_rank)
-    return sum(count * block(shape, run.parallel.shards) for shape, count in shapes.items())
-
-
-def shard_classes(run: Run, pipeline_rank: int) -> list[tuple[int, int]]:
-    """Shards that keep equally many parameters, as (index of the first, how many). A tensor's full blocks are followed
-    by the rest of its rows and then by nothing, so only these places are looked at, not every shard."""
-    shards = run.parallel.shards
-    changes = {0}
-    for shape in local_shapes(run.model, run.parallel, pipeline_rank):
-        full = shape[0] // -(-shape[0] // shards)
-        changes |= {place for place in (full, full + 1) if place < shards}
-    starts = sorted(changes)
-    found: dict[int, tuple[int, int]] = {}
-    for start, end in zip(starts, [*starts[1:], shards], strict=True):
-        numel = shard_numel(run, pipeline_rank, start)
-        first, count = found.get(numel, (start, 0))
-        found[numel] = (first, count + end - start)
-    return list(found.values())
+    return parameters.on_shard(shapes, run.parallel.shards, index)
 
 
 def states(run: Run, pipeline_rank: int, index: int) -> States:
@@ -74,7 +45,8 @@ def states(run: Run, pipeline_rank: int, index: int) -> States:
     mine = shard_numel(run, pipeline_rank, index)
     if not run.sharded:
         return States(wide * mine, wide * mine, 0, 2 * wide * mine)
-    padded = padded_numel(run, pipeline_rank)
+    shapes = local_shapes(run.model, run.parallel, pipeline_rank)
+    padded = sum(count * padded_shard(shape, run.parallel.shards) for shape, count in shapes.items())
     return States(0, wide * padded, wide * padded, 2 * wide * mine)
 
 
@@ -82,7 +54,7 @@ def states(run: Run, pipeline_rank: int, index: int) -> States:
 
 
 def assumed(run: Run) -> tuple[str, ...]:
-    """What was assumed where the run does not say it."""
+    """What was assumed where the run does not say it, and which of its steps is meant where they are unlike."""
     if early := _early_level(run):
         micro = run.batch.accumulation
         return (f"each rank in the step that needs most: of {micro} micro-batches, or of {early} early in batch.ramp",)
@@ -91,31 +63,43 @@ def assumed(run: Run) -> tuple[str, ...]:
 
 def ranks(run: Run, host: bool = False) -> tuple[Memory, ...]:
     """The memory of every class of equal ranks: pipeline rank outermost, then tensor rank; shards of unequal size are
-    apart. With a batch ramp each in the step that takes it most."""
-    found = _ranks(run, host)
-    if early := _early_level(run):
-        then = _ranks(in_step_of(run, early), host)
-        found = tuple(max(pair, key=lambda memory: memory.peak) for pair in zip(found, then, strict=True))
-    return found
-
-
-def _ranks(run: Run, host: bool) -> tuple[Memory, ...]:
+    apart. With a batch ramp each in the step that takes it most. `host`: with the kernels of a CPU."""
     found: list[Memory] = []
-    parts = Parts(run, host)
+    played = [(one, Parts(one, host)) for one in _steps(run)]
     for pipeline_rank in range(run.parallel.pipeline):
-        for first, count in shard_classes(run, pipeline_rank):
+        shapes = local_shapes(run.model, run.parallel, pipeline_rank)
+        for first, count in parameters.shard_classes(shapes, run.parallel.shards).values():
             copies = count * run.parallel.context * (run.parallel.data // run.parallel.shards)
-            memory = _on_rank(run, pipeline_rank, first, copies, parts)
+            memory = _largest(played, pipeline_rank, first, copies)
             found += [replace(memory, tensor=tensor) for tensor in range(run.parallel.tensor)]
     return tuple(found)
+
+
+def of_shard(run: Run, pipeline_rank: int, index: int) -> Memory:
+    """The same of shard `index` on one pipeline rank."""
+    return _largest([(one, Parts(one, False)) for one in _steps(run)], pipeline_rank, index, 1)
+
+
+def in_last_step(run: Run, pipeline_rank: int, index: int, host: bool = False) -> Memory:
+    """Of shard `index` on one pipeline rank, in a step of the whole global batch."""
+    return _on_rank(run, pipeline_rank, index, 1, Parts(run, host))
+
+
+def _steps(run: Run) -> list[Run]:
+    """The run in those of its steps that may take a rank most."""
+    early = _early_level(run)
+    return [run, in_step_of(run, early)] if early else [run]
 
 
 def _early_level(run: Run) -> int:
     """Micro-batches of the largest level of a batch ramp that has too few for 1F1B to alternate: its last stages hold
     more of them than ever later. 0: there is none."""
+    if run.batch.ramp is None:
+        return 0
     unit = run.batch.micro_batch_size * run.parallel.data
-    levels = (size // unit for size in ramp_sizes(run.batch))
-    return max((micro for micro in levels if few(run.parallel, micro) and micro < run.batch.accumulation), default=0)
+    total = progress.total_samples(run.length, run.batch, run.model.seq_length)
+    used = {level.global_batch_size // unit for level in progress.levels(run.batch, total) if level.steps}
+    return max((micro for micro in used - {run.batch.accumulation} if few(run.parallel, micro)), default=0)
 
 
 def in_step_of(run: Run, micro_batches: int) -> Run:
@@ -127,9 +111,9 @@ def in_step_of(run: Run, micro_batches: int) -> Run:
     return run.model_copy(update={"batch": run.batch.model_copy(update=batch)})
 
 
-def on_rank(run: Run, pipeline_rank: int, index: int, host: bool = False) -> Memory:
-    """The memory of shard `index` on one pipeline rank; `host`: with the kernels of a CPU."""
-    return _on_rank(run, pipeline_rank, index, 0, Parts(run, host))
+def _largest(steps: list[tuple[Run, Parts]], pipeline_rank: int, index: int, count: int) -> Memory:
+    found = (_on_rank(run, pipeline_rank, index, count, parts) for run, parts in steps)
+    return max(found, key=lambda memory: memory.peak)
 
 
 def step(run: Run, pipeline_rank: int, index: int = 0, parts: Parts | None = None) -> "Step":

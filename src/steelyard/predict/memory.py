@@ -10,11 +10,10 @@ Names of terms: `boundary` (hidden states sent or received), `activations.norm`,
 made), `loss.gradients`, `communication`, `masks`, `workspaces`, `batch`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from steelyard.hardware import Chip
-from steelyard.spec.run import Run
 
 UPDATING = ("optimizer", "steady")  # moments at which the optimizer's states exist in every step
 SEGMENT = 2 * 2**20  # what the caching allocator asks the driver for is a multiple of it (CUDACachingAllocator)
@@ -88,7 +87,11 @@ class Memory:
 def reserved(memory: Memory) -> int:
     """What the allocator holds from the driver: at least the peak, in whole segments. What fragmentation adds is not
     modelled; the logs in docs/memory.md show a factor of 1.06 to 1.27 where many sizes mix."""
-    return -(-memory.peak // SEGMENT) * SEGMENT
+    return _segments(memory.peak)
+
+
+def _segments(size: int) -> int:
+    return -(-size // SEGMENT) * SEGMENT
 
 
 def device(memory: Memory, chip: Chip | None) -> int | None:
@@ -119,7 +122,7 @@ TOLERANCE = 0.05
 KINDS = {
     "tensors_before": "tensors before the first step",
     "tensors": "tensors alive after the step",
-    "tensors_peak": "tensors at the peak of forward and backward",
+    "tensors_forward_backward": "tensors at the peak of forward and backward",
     "tensors_update": "tensors at the peak of the update",
     "allocated": "allocated after the step",
     "allocated_peak": "allocated at the peak",
@@ -147,25 +150,19 @@ class Checked:
         return f"{line} ({self.error:+.1%}{f'; look at {self.term}' if self.term else ''})"
 
 
-def check(run: Run, measured: Mapping[str, int], host: bool = False, pipeline_rank: int | None = None) -> list[Checked]:
-    """Our own engine's prediction for the largest rank (or the largest of one pipeline rank) beside what was measured,
-    in bytes by kind (train/audit.py): after the first step that updated, and `tensors_peak` and `tensors_update` in the
-    one after it. Kinds that are not predicted, such as `rss`, are passed over: a process holds more than tensors.
-    `host`: the run is on CPUs.
+def check(ranks: Sequence[Memory], measured: Mapping[str, int], chip: Chip | None) -> list[Checked]:
+    """The prediction for the largest of some ranks beside what was measured on them, in bytes by kind
+    (train/audit.py): after the first step that updated, and the tensors of forward and backward and of the update in
+    the one after it. Kinds that are not predicted, such as `rss`, are passed over: a process holds more than tensors.
     """
-    from steelyard import hardware
-    from steelyard.predict import engine
-
-    ranks = [m for m in engine.ranks(run, host) if pipeline_rank is None or m.stage == pipeline_rank]
-    chip = hardware.of(run.hardware)
     sizes: dict[str, Callable[[Memory], int | None]] = {
         "tensors_before": lambda memory: memory.steady - memory.lazy,
         "tensors": lambda memory: memory.steady,
-        "tensors_peak": lambda memory: max(m.total for m in memory.moments if m.name not in UPDATING),
+        "tensors_forward_backward": lambda memory: max(m.total for m in memory.moments if m.name not in UPDATING),
         "tensors_update": lambda memory: max(m.total for m in memory.moments if m.name in UPDATING),
         "allocated": lambda memory: memory.steady,
         "allocated_peak": lambda memory: memory.peak_first_step,
-        "reserved_peak": lambda memory: -(-memory.peak_first_step // SEGMENT) * SEGMENT,
+        "reserved_peak": lambda memory: _segments(memory.peak_first_step),
         "device": lambda memory: device(memory, chip),
     }
     found = []

@@ -202,8 +202,8 @@ class Network:
     # --- a block -----------------------------------------------------------------------------------------------------
 
     def hashed(self, elements: int, last: int) -> Storage:
-        """A dropout mask, hashed axis by axis: three int64 tensors of its shape while it is made, and of that without
-        its `last` axis."""
+        """A dropout mask, hashed axis by axis: three int64 tensors of its shape while it is made, and one of that shape
+        without its `last` axis."""
         one = INT64 * elements
         before = self.tape.new("dropout", one // last)
         self.tape.touch(one, one, one, term="dropout")
@@ -475,7 +475,7 @@ class Network:
 
     def table(self, grad: Storage) -> list[Storage]:
         """The word table's gradient where it is the head as well, whose gradient has waited for it. Cut over ranks it
-        is made whole and each takes its rows; a table that is not the head stays whole until the last sum."""
+        is made whole and each takes its rows."""
         rows = self.size.rows * self.spec.hidden_size
         mine = self.grad(rows * self.size.width) if self.tensor > 1 else None
         self.weights(rows)

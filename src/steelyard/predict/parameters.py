@@ -5,7 +5,7 @@ Names and shapes are those of our own network; the trainer asserts them against 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -245,20 +245,34 @@ def ranks(model: Model, parallel: Parallel) -> tuple[Rank, ...]:
 
 
 def stored_per_shard(held: Iterable[Tensor], parallel: Parallel) -> Counter[int]:
-    """Parameters that stay on a rank throughout a step -> number of shard indices with that amount.
-
-    ZeRO 3 cuts dimension 0 of each (already tensor-parallel) tensor over `data / replicate` ranks into blocks of
-    ceil(rows / ranks) rows, the last ones shorter or empty, as PyTorch's `fully_shard` does. Below ZeRO 3 every rank
-    keeps all of it.
-    """
+    """Parameters that stay on a rank throughout a step -> number of shard indices with that amount. ZeRO 3 cuts them
+    over `data / replicate` ranks; below ZeRO 3 every rank keeps all."""
     shapes = Counter(entry.local_shape(parallel.tensor) for entry in held)
-    shards = parallel.shard if parallel.zero == 3 else 1
-    return Counter(
-        sum(times * _block(shape[0], shards, index) * prod(shape[1:]) for shape, times in shapes.items())
-        for index in range(shards)
-    )
+    classes = shard_classes(shapes, parallel.shard if parallel.zero == 3 else 1)
+    return Counter({amount: count for amount, (_, count) in classes.items()})
 
 
-def _block(rows: int, shards: int, index: int) -> int:
-    block = -(-rows // shards)
-    return max(0, min(block, rows - index * block))
+def on_shard(shapes: Mapping[tuple[int, ...], int], shards: int, index: int) -> int:
+    """Parameters of shard `index` of tensors of these shapes (-> how many): PyTorch's `fully_shard` cuts dimension 0
+    into blocks of ceil(rows / shards) rows, the last ones shorter or empty."""
+    found = 0
+    for shape, times in shapes.items():
+        rows = -(-shape[0] // shards)
+        found += times * max(0, min(rows, shape[0] - index * rows)) * prod(shape[1:])
+    return found
+
+
+def shard_classes(shapes: Mapping[tuple[int, ...], int], shards: int) -> dict[int, tuple[int, int]]:
+    """Parameters -> (index of the first shard that keeps so many, how many do). A tensor's full blocks are followed by
+    the rest of its rows and then by nothing, so only these places are looked at, not every shard."""
+    changes = {0}
+    for shape in shapes:
+        full = shape[0] // -(-shape[0] // shards)
+        changes |= {place for place in (full, full + 1) if place < shards}
+    starts = sorted(changes)
+    found: dict[int, tuple[int, int]] = {}
+    for start, end in zip(starts, [*starts[1:], shards], strict=True):
+        amount = on_shard(shapes, shards, start)
+        first, count = found.get(amount, (start, 0))
+        found[amount] = (first, count + end - start)
+    return found

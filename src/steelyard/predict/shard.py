@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from steelyard.predict import stages
+from steelyard.predict.parameters import stage_tensors
 from steelyard.predict.timeline import Span, moves
 from steelyard.spec.precision import BYTES
 from steelyard.spec.run import Run
@@ -19,8 +21,8 @@ def reduces_each(run: Run) -> bool:
 @dataclass(frozen=True)
 class Unit:
     """What FSDP gathers and reduces at once, a block or the ends of a stage: the shapes of its tensors on a tensor
-    rank, in order. FSDP cuts a tensor's rows into `shards` blocks and pads them to equal ones. `others`: rows of the
-    word table, its first tensor, that are not this tensor rank's and whose gradient it holds all the same."""
+    rank, in order. FSDP cuts a tensor's rows over `shards` and pads each shard to the largest. `others`: elements of
+    the word table, its first tensor, that are not this tensor rank's and whose gradient it holds all the same."""
 
     shapes: tuple[tuple[int, ...], ...]
     shards: int
@@ -36,18 +38,33 @@ class Unit:
         return sum(self.tensors)
 
     @cached_property
-    def block(self) -> int:
-        """Parameters of a shard with what pads it."""
-        return sum(block(shape, self.shards) for shape in self.shapes)
+    def shard(self) -> int:
+        """Elements of a padded shard."""
+        return sum(padded_shard(shape, self.shards) for shape in self.shapes)
 
     @cached_property
     def whole(self) -> int:
-        return self.block * self.shards
+        """Elements of all padded shards."""
+        return self.shard * self.shards
 
 
-def block(shape: tuple[int, ...], shards: int) -> int:
-    """Elements of a tensor's shard with what pads it: ceil(rows / shards) rows."""
+def padded_shard(shape: tuple[int, ...], shards: int) -> int:
+    """Elements of every shard of a tensor: ceil(rows / shards) rows."""
     return -(-shape[0] // shards) * prod(shape[1:])
+
+
+def units(run: Run, stage: int) -> tuple[Unit, tuple[Unit, ...]]:
+    """The ends and the blocks of a stage."""
+    model, parallel = run.model, run.parallel
+    shapes = [(t.name, t.local_shape(parallel.tensor)) for t in stage_tensors(model, parallel, stage)]
+    ends = tuple(shape for name, shape in shapes if not name.startswith("layers."))
+    blocks = tuple(shape for name, shape in shapes if name.startswith("layers."))
+    layers = stages.split(model, parallel)[stage]
+    # Where the word table is not the head as well, DTensor keeps its gradient whole and partial until the last sum.
+    apart = stage == 0 and (parallel.pipeline > 1 or not model.tied_embeddings) and not reduces_each(run)
+    others = (parallel.tensor - 1) * prod(ends[0]) if apart else 0
+    block = Unit(blocks[: len(blocks) // max(1, layers)], parallel.shards)  # all are alike
+    return Unit(ends, parallel.shards, others), (block,) * layers
 
 
 class Shards:
@@ -77,7 +94,7 @@ class Shards:
 
     def receive(self, unit: Unit, name: str = "forward") -> Span:
         """A unit's weights are sent (where masters are wider, after a cast) and received. A single shard is not."""
-        whole, cast = (size * self._width * self._sends for size in (unit.whole, unit.block * self._casts))
+        whole, cast = (size * self._width * self._sends for size in (unit.whole, unit.shard * self._casts))
         return moves(name, ("communication", cast), ("communication", whole), ("communication", -cast))
 
     def copy_out(self, unit: Unit, name: str = "forward") -> Span:
@@ -124,7 +141,7 @@ class Shards:
 
     def _reduce(self, unit: Unit, place: int, width: int, again: bool) -> Span:
         """Gradients of `width` bytes become shards in the dtype of the masters; `again`: which are added to others."""
-        received, sent, final = unit.whole * self._wide, unit.block * self._wide, unit.block * self._master
+        received, sent, final = unit.whole * self._wide, unit.shard * self._wide, unit.shard * self._master
         last = unit.tensors[-1] * width * (self.count > 1)  # PyTorch's loop over the gradients holds on to it
         cast = self._wide != self._master
         spare = sent if cast or again else 0  # of the reduction's result, where it does not stay as the gradient

@@ -8,10 +8,11 @@ gathered, scattered or sent) in the dtype it travels in; what a network carries 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from steelyard.predict import parameters, pipeline, stages
+from steelyard.predict import parameters, stages
 from steelyard.predict.network import Sizes
 from steelyard.predict.parameters import Tensor
-from steelyard.predict.shard import block
+from steelyard.predict.pipeline import gathers
+from steelyard.predict.shard import reduces_each, units
 from steelyard.spec.precision import BYTES
 from steelyard.spec.run import Run
 
@@ -172,15 +173,14 @@ class _Step:
     @property
     def reductions(self) -> int:
         """How often a step reduces gradients: each micro-batch from zero 2 on; a pipeline once."""
-        once = self.run.parallel.zero < 2 or self.run.parallel.pipeline > 1
-        return 1 if once else self.micro
+        return self.micro if reduces_each(self.run) else 1
 
     @property
     def gathers(self) -> list[int]:
         """How often a step gathers the weights of each stage. Without a pipeline once, at zero 3 for each forward and
         each backward pass."""
         if self.run.parallel.pipeline > 1:
-            return pipeline.gathers(self.run.parallel, self.rank, self.micro)
+            return gathers(self.run.parallel, self.rank, self.micro)
         return [2 * self.micro if self.run.parallel.zero == 3 else 1]
 
     def data(self) -> Iterator[Transfer]:
@@ -203,12 +203,8 @@ class _Step:
 
     def _units(self, stage: int) -> list[int]:
         """Parameters of each unit of a stage on this tensor rank, padded."""
-        found: dict[str, int] = {}
-        for entry in parameters.stage_tensors(self.run.model, self.run.parallel, stage):
-            unit = entry.name.split(".")[1] if entry.name.startswith("layers.") else "ends"
-            shape = entry.local_shape(self.run.parallel.tensor)
-            found[unit] = found.get(unit, 0) + block(shape, self.shards) * self.shards
-        return list(found.values())
+        ends, blocks = units(self.run, stage)
+        return [unit.whole for unit in (ends, *blocks) if unit.shapes]
 
     # --- pipeline ----------------------------------------------------------------------------------------------------
 
@@ -226,7 +222,6 @@ class _Step:
             yield Transfer(name, kind, "pipeline", sides * self.micro, sides * self.size.residual * self.micro)
         if self.run.model.tied_embeddings and self.first != self.last:
             rows = self.size.rows
-            block = -(-rows // self.shards)
-            mine = max(0, min(block, rows - self.index * block)) if self.fsdp else rows
-            size = mine * self.run.model.hidden_size * BYTES[self.run.precision.master]
+            table: dict[tuple[int, ...], int] = {(rows, self.run.model.hidden_size): 1}
+            size = parameters.on_shard(table, self.shards, self.index) * BYTES[self.run.precision.master]
             yield Transfer("tied word table", "all_reduce", "tied", 1, size)

@@ -114,7 +114,7 @@ def _memory(record: Record) -> Iterable[Row]:
                 _mib(entry.get("measured")),
             )
     for kind, size in record.memory.items():
-        if kind not in checked and not (peaks and kind == "tensors_peak"):
+        if kind not in checked:
             yield f"memory: {kind.replace('_', ' ')}, largest rank", "", _mib(size)
 
 

@@ -41,7 +41,7 @@ def lines(sheet: Sheet) -> Iterator[str]:
     of_largest = parts(largest)
     yield f"[{_bar(of_largest, max(memory['capacity'] or 0, largest['peak']))}]"
     yield " ".join(f"{letter} {name} {of_largest[name] / one:.2f}" for letter, name in BAR if of_largest[name])
-    yield f"{_fits(memory, largest)}; not counted: {memory['not_counted']}"
+    yield f"{_fits(memory, largest)}; not counted: {', '.join(memory['not_counted'])}"
     yield from memory["assumed"]
 
 

@@ -385,7 +385,8 @@ CATALOGUE: dict[str, Wording] = {
     "P002": Wording(
         "no framework called {name!r} is known",
         "{suggestion}",
-        "`steelyard plan --as FRAMEWORK` prints what that framework would report for this run.",
+        "`steelyard plan --as FRAMEWORK` prints what that framework would report for this run, and engine.framework is "
+        "the one a plan is made for: steelyard, or one whose memory, scripts or logs are read here.",
     ),
     "P003": Wording(
         "{share:.0%} of the peak of {chip} ({peak:g} TFLOP/s in {dtype}) is impossible",

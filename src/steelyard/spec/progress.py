@@ -48,11 +48,6 @@ def _all_levels(batch: Batch) -> Iterator[tuple[int, int | None]]:
     yield batch.global_batch_size, None
 
 
-def ramp_sizes(batch: Batch) -> Iterator[int]:
-    """Every global batch size of a run, in order."""
-    return (size for size, _ in _all_levels(batch))
-
-
 @lru_cache(maxsize=64)
 def levels(batch: Batch, total_samples: int) -> tuple[Level, ...]:
     """Every level of the ramp, with the steps a run of `total_samples` spends on it; the whole run without a ramp."""

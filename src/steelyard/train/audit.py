@@ -3,7 +3,7 @@ peaks of memory in the step after it, and an MFU that is never impossible. Only 
 rest is said and recorded.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from steelyard import hardware
 from steelyard.parallel.mesh import Mesh
-from steelyard.predict import engine as memory_engine
+from steelyard.predict import engine as closed_form
 from steelyard.predict import flops, memory, parameters
-from steelyard.predict.memory import Checked
+from steelyard.predict.memory import Checked, Memory
 from steelyard.record.schema import Event
 from steelyard.spec import UserError, error
 from steelyard.spec.run import Run
@@ -62,20 +62,20 @@ class Audit:
 
     def memory(self, step: int, micro_batches: int) -> None:
         """Predicted against measured memory; once, after the step that made the optimizer's states."""
-        run = memory_engine.in_step_of(self._run, micro_batches)
-        device = self._mesh.device
-        here = {"tensors": measure.live_bytes(device), **({"tensors_before": self._before} if self._before else {})}
+        predicted = self._predicted(micro_batches)
+        here = {"tensors": measure.live_bytes(self._mesh.device)}
+        here |= {"tensors_before": self._before} if self._before else {}
         tensors, largest = self._by_pipeline_rank(here)
-        others = measure.memory(self._mesh)
-        measured = {**others, **largest}
-        self._say(tensors, run)
-        for entry in memory.check(run, others, self._on_host):
-            self._note(f"memory, {entry}")
+        self._say(tensors, predicted)
+        measured = {**measure.memory(self._mesh), **largest}
+        found = memory.check(predicted, measured, hardware.of(self._run.hardware))
+        for entry in found:
+            if entry.kind not in largest:
+                self._note(f"memory, {entry}")
         if "rss" in measured:
             rest = measured["rss"] - measured["tensors"]
             self._note(f"memory not modelled: {rest / 2**20:,.1f} MiB of the process are no live tensors")
-        detail = {entry.kind: _entry(entry) for entry in memory.check(run, measured, self._on_host)}
-        ranks = measure.memory_by_rank(self._mesh)
+        detail, ranks = {entry.kind: _entry(entry) for entry in found}, measure.memory_by_rank(self._mesh)
         self._record(Event(step, "memory", {"checked": detail, "measured": measured, "ranks": ranks}))
 
     @contextmanager
@@ -98,8 +98,8 @@ class Audit:
             laps += [tracker.lap()] if self._on_host else []
         self._traffic(step, counter, micro_batches)
         if laps:
-            peaks = {"tensors_peak": laps[-2].peak, "tensors_update": laps[-1].peak}
-            self._peaks(step, peaks, memory_engine.in_step_of(self._run, micro_batches))
+            peaks = {"tensors_forward_backward": laps[-2].peak, "tensors_update": laps[-1].peak}
+            self._peaks(step, peaks, self._predicted(micro_batches))
 
     def _traffic(self, step: int, counter: TrafficCounter, micro_batches: int) -> None:
         wrong = counter.wrong_by_rank(self._run, micro_batches)
@@ -117,11 +117,15 @@ class Audit:
         ]
         self._record(Event(step, "traffic", {"first_rank": rows, "wrong": wrong}))
 
-    def _peaks(self, step: int, here: dict[str, int], run: Run) -> None:
+    def _peaks(self, step: int, here: dict[str, int], predicted: Sequence[Memory]) -> None:
         by_rank, largest = self._by_pipeline_rank(here)
-        rows = [{entry.kind: _entry(entry) for entry in entries} for entries in self._say(by_rank, run)]
-        largest["tensors_peak"] = max(largest.values())
-        self._record(Event(step, "memory_peaks", {"pipeline_ranks": rows, "measured": largest}))
+        rows = [{entry.kind: _entry(entry) for entry in entries} for entries in self._say(by_rank, predicted)]
+        measured = {**largest, "tensors_peak": max(largest.values())}
+        self._record(Event(step, "memory_peaks", {"pipeline_ranks": rows, "measured": measured}))
+
+    def _predicted(self, micro_batches: int) -> tuple[Memory, ...]:
+        """All ranks in a step of so many micro-batches."""
+        return closed_form.ranks(closed_form.in_step_of(self._run, micro_batches), self._on_host)
 
     @property
     def _on_host(self) -> bool:
@@ -136,12 +140,13 @@ class Audit:
             found[rank] = {kind: max(size, found[rank].get(kind, 0)) for kind, size in sizes.items()}
         return found, {kind: max(sizes[kind] for sizes in found) for kind in here}
 
-    def _say(self, measured: list[dict[str, int]], run: Run) -> list[list[Checked]]:
+    def _say(self, measured: list[dict[str, int]], predicted: Sequence[Memory]) -> list[list[Checked]]:
         """What was measured on each pipeline rank beside its prediction."""
-        found = [memory.check(run, sizes, self._on_host, rank) for rank, sizes in enumerate(measured)]
-        for rank, entries in enumerate(found):
-            place = f"memory of pipeline rank {rank}" if len(found) > 1 else "memory"
-            for entry in entries:
+        chip, found = hardware.of(self._run.hardware), list[list[Checked]]()
+        for rank, sizes in enumerate(measured):
+            found.append(memory.check([m for m in predicted if m.stage == rank], sizes, chip))
+            place = f"memory of pipeline rank {rank}" if len(measured) > 1 else "memory"
+            for entry in found[-1]:
                 self._note(f"{place}, {entry}")
         return found
 

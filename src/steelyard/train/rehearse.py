@@ -173,7 +173,7 @@ def beside_prediction(run: Run, rank: int) -> dict[str, Any]:
     parallel = run.parallel
     columns = parallel.data * parallel.context
     pipeline, column = divmod(rank // parallel.tensor, columns)
-    closed = engine.on_rank(run, pipeline, column % parallel.shards, host=True)
+    closed = engine.in_last_step(run, pipeline, column % parallel.shards, host=True)
     found = rehearse(run, rank)
     transfers = traffic.on_rank(run, pipeline, column % parallel.shards)
     transfers = tuple(entry for entry in transfers if entry.purpose != "valid tokens")
