@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from steelyard.spec import Loaded
     from steelyard.spec.run import Run
 
+LARGE = 100_000  # ranks: where building the process groups of a rehearsal begins to take long
 HELP = "Say what a run will be: parameters, FLOPs, stages, batch and learning rate, exact and before launch."
 
 Planned = Annotated[
@@ -155,6 +156,8 @@ def _rehearse(run: "Run", rank: int, json: bool) -> None:
         raise error(
             "T003", "parallel.context", name="parallel.context", value=run.parallel.context, advice="set it to 1"
         )
+    if run.parallel.world_size > LARGE:
+        typer.echo(f"rehearsing in a world of {run.parallel.world_size:,} ranks takes minutes", err=True)
     from steelyard.train.rehearse import beside_prediction
 
     found = beside_prediction(run, rank)

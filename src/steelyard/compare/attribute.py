@@ -17,6 +17,7 @@ from steelyard.compare.differences import Difference
 from steelyard.predict import engine, flops
 from steelyard.predict.memory import Memory
 from steelyard.predict.stages import split
+from steelyard.spec import UserError
 from steelyard.spec.run import Engine, Run
 
 MOST_GROUPS = 7  # 2^7 configurations are predicted; more differences than that make no one culprit
@@ -85,7 +86,7 @@ class Predictor:
             run = run.model_copy(update={"engine": run.engine.model_copy(update={"framework": "steelyard"})})
         try:
             ranks: tuple[Memory, ...] = self.model.ranks(run, host=True) if host else self.model.ranks(run)
-        except (ValueError, ArithmeticError, AssertionError, KeyError, TypeError):
+        except (UserError, ValueError, ArithmeticError, AssertionError, KeyError, TypeError):
             return None
         return max(ranks, key=lambda memory: memory.peak, default=None)
 

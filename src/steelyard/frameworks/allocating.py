@@ -1,10 +1,11 @@
 """Finds the model of memory for the system a run is planned for: our own engine, or the folder with a `memory.py`."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from steelyard.predict import engine
 from steelyard.predict.memory import Memory
@@ -47,6 +48,16 @@ def find(framework: str) -> Allocations | None:
         return engine
     name = folder(framework)
     return import_module(f"steelyard.frameworks.{name}.memory") if name in names() else None
+
+
+def refuse_others(framework: str, run: Run, legal: Mapping[str, tuple[Any, ...]]) -> None:
+    """For settings that a framework's model covers with some values only, by dotted key. Raises UserError M004."""
+    for key, values in legal.items():
+        section, name = key.split(".")
+        value = getattr(getattr(run, section), name)
+        if value not in values:
+            shown = " or ".join(map(str, values))
+            raise error("M004", key, framework=framework, name=key, value=value, legal=shown)
 
 
 def ranks(run: Run) -> tuple[Memory, ...] | None:

@@ -91,11 +91,19 @@ def changes(run: Run) -> list[dict[str, Any]]:
     found = []
     for text in _candidates(run):
         changed = _changed(run, text)
-        ranks = allocating.ranks(changed) if changed else None
+        ranks = _ranks(changed) if changed else None
         if changed and ranks and fits(ranks, chip):
             more = _executed(changed) / _executed(run) - 1
             found.append({"set": text, "need": max(need(m, chip) for m in ranks), "more_flops": more})
     return sorted(found, key=lambda change: (round(change["more_flops"], 4), -change["need"]))
+
+
+def _ranks(run: Run) -> tuple[Memory, ...] | None:
+    """None too where the framework's memory with these settings is not modelled."""
+    try:
+        return allocating.ranks(run)
+    except UserError:
+        return None
 
 
 def _candidates(run: Run) -> Iterator[str]:

@@ -144,15 +144,16 @@ class Step:
     def __init__(self, run: Run, pipeline_rank: int, state: States, parts: Parts):
         self.run, self.parts, self.rank, self.state = run, parts, pipeline_rank, state
 
-    def steady(self) -> Terms:
-        """What is there while micro-batches run: the batch, in a pipeline a second time, joined. A token has its id and
-        label (int64) and its weight, with `data.reset_positions` its position (int64), with `data.reset_attention` its
-        document (int32), and in the batch as it was read whether it counts (bool); a sample has its number."""
+    def batch(self) -> tuple[Terms, Terms]:
+        """The batch as it was read, there throughout the step, and in a pipeline joined, there while micro-batches run.
+        A token has its id and label (int64) and its weight, with `data.reset_positions` its position (int64), with
+        `data.reset_attention` its document (int32), and in the batch as it was read whether it counts (bool); a sample
+        has its number."""
         run, size, data = self.run, self.parts.size, self.run.data
         token = 2 * 8 + size.wide + 8 * data.reset_positions + 4 * data.reset_attention
         read = (token + 1) * size.tokens + 8 * run.batch.micro_batch_size
         joined = token * size.tokens + 8 * run.batch.micro_batch_size if run.parallel.pipeline > 1 else 0
-        return {"batch": (read + joined) * run.batch.accumulation}
+        return {"batch": read * run.batch.accumulation}, {"batch": joined * run.batch.accumulation}
 
     @property
     def micro_batches(self) -> int:
@@ -169,7 +170,8 @@ class Step:
         """The step up to the optimizer. It ends with the gradients, the batch, and in a pipeline what was made and sent
         last."""
         line, shards = Timeline(), Shards(self.run)
-        line.add(span("forward", self.steady()))
+        for batch in self.batch():
+            line.add(span("forward", batch))
         held = range(len(stages.chunks(self.run.parallel, self.rank)))
         chunks = [Chunk(self.run, self.parts, shards, self.rank, number, self.micro_batches) for number in held]
         order = self.actions()
@@ -180,5 +182,5 @@ class Step:
 
     def moments(self) -> dict[str, Terms]:
         found = self.line().moments()
-        found["optimizer"] = {"gradients": self.state.gradients}
+        found["optimizer"] = {"gradients": self.state.gradients, **self.batch()[0]}
         return found

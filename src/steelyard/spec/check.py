@@ -64,6 +64,11 @@ def _tensor(model: Model, parallel: Parallel, engine: Engine) -> Iterator[Proble
     if parallel.sequence and model.seq_length % tensor:
         legal = divisors(model.seq_length)
         yield problem("S107", "parallel.tensor", seq_length=model.seq_length, tensor=tensor, legal=limited(legal))
+    if model.seq_length % parallel.context:
+        legal = divisors(model.seq_length)
+        yield problem(
+            "S122", "parallel.context", seq_length=model.seq_length, context=parallel.context, legal=limited(legal)
+        )
 
 
 def _pipeline(model: Model, parallel: Parallel) -> Iterator[Problem]:
@@ -241,6 +246,7 @@ def notes(run: Run) -> list[Note]:
         *_batch_notes(run),
         *_layout_notes(run),
         *_precision_notes(run.precision),
+        *_engine_notes(run.engine),
     ]
 
 
@@ -305,9 +311,18 @@ def _layout_notes(run: Run) -> Iterator[Note]:
     if run.recompute.shard and (parallel.tensor == 1 or parallel.sequence):
         why = "there is one tensor rank" if parallel.tensor == 1 else "sequence parallelism shards them already"
         yield Note("recompute.shard", f"sharding the saved inputs has no effect: {why}")
+    if parallel.compile:
+        yield Note("parallel.compile", "the plan's memory is that of blocks that are not compiled")
     covered = run.recompute.layers
     if run.recompute.mode == "full" and covered != "all" and covered > layers:
         yield Note("recompute.layers", f"the model has {layers} layers, fewer than {covered}: all are recomputed")
+
+
+def _engine_notes(engine: Engine) -> Iterator[Note]:
+    given = sorted(engine.model_fields_set - {"framework", "version"})
+    if engine.framework == "steelyard" and given:
+        keys = ", ".join(f"engine.{key}" for key in given)
+        yield Note("engine", f"without effect on steelyard's own engine: {keys}")
 
 
 def _precision_notes(precision: Precision) -> Iterator[Note]:

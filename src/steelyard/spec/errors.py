@@ -268,6 +268,11 @@ CATALOGUE: dict[str, Wording] = {
         "Selective recompute runs chosen parts of every block again in the backward pass, and keeps what the others "
         "save.",
     ),
+    "S122": Wording(
+        "seq_length {seq_length} does not divide over context = {context}",
+        "legal values here are {legal}",
+        "Context parallelism cuts every sequence into equal parts over its ranks.",
+    ),
     # --- S2: batch ---------------------------------------------------------------------------------------------------
     "S201": Wording(
         "the batch does not add up: global = micro x accumulation x data, but {micro} x {accumulation} x {data} = "
@@ -403,7 +408,7 @@ CATALOGUE: dict[str, Wording] = {
     # --- F: other frameworks -----------------------------------------------------------------------------------------
     "F001": Wording(
         "cannot read the Hugging Face configuration: {detail}",
-        "give a model's config.json",
+        "give a model's config.json, or a framework's arguments as JSON with names such as --num-layers",
         "`steelyard plan` takes a run file, or the config.json of a GPT-2 or Llama model.",
     ),
     "F002": Wording(
@@ -517,6 +522,12 @@ CATALOGUE: dict[str, Wording] = {
         "only steelyard's own engine can be rehearsed, not {framework}",
         "leave --rehearse out, or plan the run for steelyard",
         "A rehearsal runs a real training step of our own engine on tensors without memory.",
+    ),
+    "M004": Wording(
+        "the memory of {framework} with {name} = {value} is not modelled",
+        "set {name} = {legal}, or plan the run for another framework",
+        "A framework's model of memory covers what that framework does. A plan that left a setting out would be wrong "
+        "without saying so.",
     ),
     # --- D: data -----------------------------------------------------------------------------------------------------
     "D001": Wording(

@@ -78,13 +78,26 @@ class Audit:
         detail, ranks = {entry.kind: _entry(entry) for entry in found}, measure.memory_by_rank(self._mesh)
         self._record(Event(step, "memory", {"checked": detail, "measured": measured, "ranks": ranks}))
 
+    def watches(self, updates: int) -> bool:
+        """Whether the next step is the one that is watched."""
+        return not self._watched and self._steps > 0 and updates > 0 and not self._run.parallel.compile
+
+    def unwatched(self) -> None:
+        """At the end of a process: says what was never checked, and why."""
+        if self._watched or not self._steps:
+            return
+        why = "no two steps, the first of them an update"
+        why = "compiled blocks hide their operations" if self._run.parallel.compile else why
+        self._note(f"peaks of memory and traffic were not checked: {why}")
+
     @contextmanager
     def step(self, step: int, micro_batches: int, updates: int, clock: Clock) -> Iterator[None]:
         """Around a training step: counts what it sends and the tensors that are alive, and lays both beside the
         prediction. Once, in the first step that is like all later ones: the process's first makes connections, and the
         first update makes the optimizer's states. (Compiled blocks hide their operations.)"""
+        watches = self.watches(updates)
         self._steps += 1
-        if self._watched or self._steps < 2 or not updates or self._run.parallel.compile:
+        if not watches:
             yield
             return
         self._watched = True

@@ -171,6 +171,8 @@ class Loop:
         with self.clock.phase("data"):
             batches = share(self.splits["train"], state.samples, size, run, self.mesh)
         self.last_batch, self.micro_batches = (state.samples, size), len(batches)
+        if self.audit.watches(state.updates):
+            self._wait_for_save()  # whose copies would be counted
         with self.audit.step(state.step + 1, self.micro_batches, state.updates, self.clock):
             outcome = step(run, self.engine, batches, rate, state.step, self.clock)
         if state.step + 1 - self.saved_step >= run.checkpoint.overlap_steps:
@@ -241,6 +243,7 @@ class Loop:
 
     def _finish(self) -> None:
         """The last checkpoint, then the closing evaluation unless somebody is waiting for the run to leave."""
+        self.audit.unwatched()
         if self._wait_for_save() or self.state.step > self.saved_step:
             self._save(behind=False)
         every, steps = self.run.evaluation.every_steps, self.run.evaluation.steps

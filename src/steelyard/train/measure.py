@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
 from steelyard.parallel.mesh import Mesh
@@ -40,7 +41,7 @@ def live_tensors(device: torch.device) -> Iterator[Tensor]:
     seen = set[int]()
     for entry in gc.get_objects():
         kind = type(entry)
-        if not issubclass(kind, Tensor) or issubclass(kind, DTensor) or entry.device.type != device.type:
+        if not issubclass(kind, Tensor) or issubclass(kind, DTensor | FakeTensor) or entry.device.type != device.type:
             continue
         storage = entry.untyped_storage()
         if storage._cdata not in seen:

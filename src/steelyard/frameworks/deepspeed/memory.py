@@ -6,12 +6,15 @@ Source: DeepSpeed `runtime/fp16/fused_optimizer.py` (stage 0), `zero/stage_1_and
 
 from dataclasses import dataclass, replace
 
+from steelyard.frameworks.allocating import refuse_others
 from steelyard.frameworks.megatron import memory as megatron
 from steelyard.predict import parameters
 from steelyard.predict.memory import Memory, Moment, States, total
+from steelyard.spec.precision import BYTES
 from steelyard.spec.run import Run
 
 NAME = "DeepSpeed"
+COMPUTE = ("fp16", "bf16", "fp32")
 BUCKET = 500_000_000  # elements: the default of reduce_bucket_size and allgather_bucket_size
 
 
@@ -28,25 +31,27 @@ class Held:
 
 
 def held(count: int, run: Run) -> Held:
-    """From P parameters of a rank in 16 bits, with d data ranks.
+    """From P parameters of a rank in w bytes, with d data ranks.
 
-    weights 2 P, at stage 3 2 P / d. gradients 2 P from the first micro-batch on, freed by the update; 2 P / d from
+    weights w P, at stage 3 w P / d. gradients w P from the first micro-batch on, freed by the update; w P / d from
     stage 2 on; with bf16 they accumulate in fp32 unsharded, 4 P, which stay (`BF16_Optimizer`). master 4 P and moments
-    8 P, over d from stage 1 on. The update makes fp32 copies of the gradients it needs: 4 P, over d with ZeRO. With
-    ZeRO, gradients are reduced through a bucket (twice, to overlap) and updated weights gathered through another.
+    8 P, over d from stage 1 on; in fp32 without ZeRO the weights are their own masters. The update makes fp32 copies of
+    the gradients it needs: 4 P, over d with ZeRO. With ZeRO, gradients are reduced through a bucket (twice, to overlap)
+    and updated weights gathered through another.
     """
     zero, data = run.parallel.zero, run.parallel.data
     shard = -(-count // data) if zero else count
     offloaded = run.engine.offload is not None
-    wide = run.precision.compute == "bf16"
-    weights = 2 * (shard if zero == 3 else count)
-    gradients = 4 * count if wide and zero < 2 else 2 * (shard if zero >= 2 else count)
-    master, moments = (0, 0) if offloaded else (4 * shard, 8 * shard)
+    wide, width = run.precision.compute == "bf16", BYTES[run.precision.compute]
+    own = width == 4 and not zero  # masters of their own
+    weights = width * (shard if zero == 3 else count)
+    gradients = 4 * count if wide and zero < 2 else width * (shard if zero >= 2 else count)
+    master, moments = (0, 0) if offloaded else (0 if own else 4 * shard, 8 * shard)
     running = States(weights, gradients, master, moments)
-    copies = 0 if wide or offloaded else 4 * shard
+    copies = 0 if wide or offloaded or own else 4 * shard
     after = replace(running, gradients=gradients if wide else 0)
-    reduce = 2 * 2 * min(count, run.engine.reduce_bucket or BUCKET) if zero else 0
-    gather = 2 * min(count, run.engine.allgather_bucket or BUCKET) if zero in (1, 2) else 0
+    reduce = 2 * width * min(count, run.engine.reduce_bucket or BUCKET) if zero else 0
+    gather = width * min(count, run.engine.allgather_bucket or BUCKET) if zero in (1, 2) else 0
     return Held(running, replace(running, gradients=gradients + copies), after, reduce, gather)
 
 
@@ -56,7 +61,8 @@ def assumed(run: Run) -> tuple[str, ...]:
 
 
 def ranks(run: Run) -> tuple[Memory, ...]:
-    """One class of equal ranks per tensor rank: this engine has no pipeline."""
+    """One class of equal ranks per tensor rank: this engine has no pipeline. Raises UserError M004."""
+    refuse_others(NAME, run, {"parallel.pipeline": (1,), "precision.compute": COMPUTE})
     run = megatron.of_2021(run)
     model, size = megatron.network(run), megatron.sizes(run)
     count = sum(t.local_numel(run.parallel.tensor) for t in parameters.tensors(model, run.parallel.tensor))
@@ -78,4 +84,4 @@ def ranks(run: Run) -> tuple[Memory, ...]:
 
 def live_parameters(run: Run, count: int) -> int:
     """Stage 3 keeps gathered weights up to `stage3_max_live_parameters` (10^9 by default)."""
-    return 2 * min(count, 10**9) if run.parallel.zero == 3 else 0
+    return BYTES[run.precision.compute] * min(count, 10**9) if run.parallel.zero == 3 else 0

@@ -7,6 +7,7 @@ also scatters the gradients as they come. LiBai's attention keeps its score matr
 
 from dataclasses import replace
 
+from steelyard.frameworks.allocating import refuse_others
 from steelyard.frameworks.megatron import memory as megatron
 from steelyard.predict import parameters
 from steelyard.predict.memory import Memory, Moment, States, times, total
@@ -50,7 +51,9 @@ def assumed(run: Run) -> tuple[str, ...]:
 
 def ranks(run: Run) -> tuple[Memory, ...]:
     """The memory of every class of equal ranks, pipeline rank outermost. All micro-batches of a pipeline's warm-up are
-    in flight: min(m, p - rank)."""
+    in flight: min(m, p - rank). Raises UserError M004."""
+    legal = {"parallel.virtual": (1,), "parallel.context": (1,), "parallel.zero": (0, 1, 2)}
+    refuse_others(NAME, run, {**legal, "precision.compute": ("fp16", "fp32")})
     run = megatron.of_2021(run)
     parallel = run.parallel
     if parallel.pipeline > 1 and parallel.stages == "balanced":

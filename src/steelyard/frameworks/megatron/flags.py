@@ -415,14 +415,19 @@ def told(
 ) -> list[Flag]:
     """Rows of the flags that are not translated."""
     rows = [Flag(name, "text", "irrelevant", why=why) for why, names in irrelevant.items() for name in names.split()]
-    none = ("0", "1", "0.0", "None", "none")
-    rows += [Flag(n, "text", "refused", why=why, harmless=none if n in ABSENT else ()) for n, why in refused.items()]
+    rows += [Flag(n, "text", "refused", why=why, harmless=ABSENT.get(n, ())) for n, why in refused.items()]
     rows += [Flag(n, "text", "refused", why=why, plannable=True, harmless=h) for n, (why, h) in untrained.items()]
     return rows
 
 
-ABSENT = ("num-experts", "mtp-num-layers", "hybrid-attention-ratio", "hybrid-mlp-ratio", "cpu-offloading-num-layers",
-          "tensor-parallel-num-weight-shards")  # fmt: skip
+# values of refused flags that ask for nothing; one expert or one weight shard is the whole
+NOTHING = ("0", "0.0", "None", "none")
+ABSENT = {
+    **dict.fromkeys(("num-experts", "tensor-parallel-num-weight-shards"), ("1", *NOTHING)),
+    **dict.fromkeys(
+        ("mtp-num-layers", "hybrid-attention-ratio", "hybrid-mlp-ratio", "cpu-offloading-num-layers"), NOTHING
+    ),
+}
 
 
 def named(rows: Iterable[Flag], traps: Mapping[str, str] = TRAPS) -> dict[str, Flag]:

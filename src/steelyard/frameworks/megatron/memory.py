@@ -290,6 +290,8 @@ def assumed(run: Run) -> tuple[str, ...]:
         found.append(f"chip unknown: workspaces are {workspaces(run) // MIB} MiB, give or take {spread // MIB}")
         if run.engine.attention is None:
             found.append("chip unknown: Transformer Engine is taken to choose flash-attention")
+    passed_over = {"fp8": run.engine.fp8, "offload": run.engine.offload, "zero 3": run.parallel.zero == 3}
+    found += [f"not modelled here: {name}" for name, asked in passed_over.items() if asked]
     return tuple(found)
 
 

@@ -6,6 +6,7 @@ Source: DeepSpeed `runtime/pipe/engine.py` (buffers) and `schedule.py` (in fligh
 
 from dataclasses import replace
 
+from steelyard.frameworks.allocating import refuse_others
 from steelyard.frameworks.deepspeed import memory as deepspeed
 from steelyard.frameworks.deepspeed.counts import placement, stages
 from steelyard.frameworks.megatron import memory as megatron
@@ -23,7 +24,8 @@ def assumed(run: Run) -> tuple[str, ...]:
 
 
 def ranks(run: Run) -> tuple[Memory, ...]:
-    """The memory of every class of equal ranks, pipeline rank outermost."""
+    """The memory of every class of equal ranks, pipeline rank outermost. Raises UserError M004."""
+    refuse_others(NAME, run, {"parallel.virtual": (1,), "precision.compute": deepspeed.COMPUTE})
     run = megatron.of_2021(run)
     layers = placement(run) or run.parallel.stages
     if run.parallel.pipeline > 1:
