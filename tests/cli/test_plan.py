@@ -135,6 +135,7 @@ def test_refusals(t1):
         (["engine.framework=papers"], "P002"),
         (["--world", "2", "parallel.context=2", "--rehearse"], "T003"),
         (["recompute.mode=selective", "recompute.modules=[]"], "S121"),
+        (["engine.framework=deepspeed", "--world", "2", "parallel.pipeline=2"], "M004"),
         (["parallel.tensor=3"], "S104"),
     ]:
         with pytest.raises(UserError, match=f"(?s){code}"):

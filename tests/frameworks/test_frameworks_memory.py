@@ -11,7 +11,7 @@ from steelyard.frameworks import allocating
 from steelyard.frameworks.deepspeed import memory as deepspeed
 from steelyard.frameworks.libai import memory as libai
 from steelyard.frameworks.megatron import memory, script
-from steelyard.spec import resolve
+from steelyard.spec import UserError, resolve
 
 GOLDEN = Path(__file__).parents[1] / "golden/memory"
 MIB = 2**20
@@ -120,6 +120,29 @@ def test_kernel_of_a_chip():
 def test_bf16_optimizer_accumulates_unsharded():
     run = megatron_run({"precision": {"compute": "bf16"}, "engine": {"framework": "deepspeed"}})
     assert deepspeed.held(1000, run).running.gradients == 4000
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_deepspeed_in_fp32(zero):
+    """Four bytes wide throughout; without ZeRO the weights are their own masters."""
+    run = megatron_run({"precision": {"compute": "fp32"}, "parallel": {"zero": zero}})
+    share = 1000 if zero == 0 else 125
+    running = deepspeed.held(1000, run).running
+    assert (running.weights, running.gradients) == ((500, 500) if zero == 3 else (4000, 4000))
+    assert (running.master, running.optimizer) == (4 * share if zero else 0, 8 * share)
+
+
+@pytest.mark.parametrize(("framework", "sections", "said"), [
+    ("deepspeed", {"parallel": {"pipeline": 2}}, "parallel.pipeline = 2.*set parallel.pipeline = 1"),
+    ("libai", {"parallel": {"context": 2}}, "parallel.context = 2"),
+    ("libai", {"precision": {"compute": "bf16"}}, "precision.compute = bf16.*fp16 or fp32"),
+    ("megatron-deepspeed", {"parallel": {"pipeline": 2, "virtual": 2, "pipeline_schedule": "interleaved"}},
+     "parallel.virtual = 2"),
+])  # fmt: skip
+def test_what_a_framework_does_not_do_is_refused(framework, sections, said):
+    """Rather than planned as if it were not there."""
+    with pytest.raises(UserError, match=f"(?s)M004.*{said}"):
+        allocating.ranks(megatron_run({"engine": {"framework": framework}, **sections}))
 
 
 def test_libai_stages():

@@ -84,6 +84,8 @@ def test_stages():
 
 @pytest.mark.parametrize(("more", "code"), [
     ({"--num-experts": 8}, "F005"),
+    ({"--mtp-num-layers": 1}, "F005"),
+    ({"--cpu-offloading-num-layers": 1}, "F005"),
     ({"--hidden-size": "wide"}, "F004"),
     ({"--optimizer": "sgd"}, "F005"),
     ({"--position-embedding-type": "relative"}, "F005"),
@@ -91,6 +93,10 @@ def test_stages():
 def test_refusals(more, code):
     with pytest.raises(UserError, match=code):
         run_of(more)
+
+
+def test_what_asks_for_nothing_is_legal():
+    assert run_of({"--num-experts": 1, "--mtp-num-layers": 0, "--cpu-offloading-num-layers": 0})
 
 
 def test_a_vocabulary_in_a_file_must_be_said():

@@ -35,6 +35,7 @@ def only(problems):
         ({"hidden_size": 66}, {}, "S101", "1, 2, 3, 6, 11, 22, 33, 66"),
         ({"ffn_hidden_size": 255}, {"tensor": 2}, "S106", "1, 3, 5, 15, 17, 51, 85, 255"),
         ({"seq_length": 63}, {"tensor": 2, "sequence": True}, "S107", "1, 3, 7, 9, 21, 63"),
+        ({"seq_length": 66}, {"context": 4}, "S122", "1, 2, 3, 6, 11, 22, 33, 66"),
         ({"num_query_groups": 3}, {}, "S102", "1, 2, 4"),
         ({"vocab_multiple": 1}, {"tensor": 2}, "S110", "multiple of 2"),
         ({"num_layers": 3}, {"pipeline": 4}, "S109", "at most 3"),
@@ -56,6 +57,15 @@ def test_what_recompute_names_must_be_there():
     assert only(refused(1, recompute={"mode": "selective", "modules": []})).code == "S121"
     beyond = notes(run(1, recompute={"mode": "full", "layers": 99}))
     assert any(note.key == "recompute.layers" and "all are recomputed" in note.text for note in beyond)
+
+
+def test_what_our_own_engine_passes_over_is_said():
+    given = {"fp8": "hybrid", "attention": "flash"}
+    ours, theirs = (notes(run(1, engine={**given, "framework": name})) for name in ("steelyard", "megatron"))
+    assert [note.text for note in ours if note.key == "engine"] == [
+        "without effect on steelyard's own engine: engine.attention, engine.fp8"
+    ]
+    assert not any(note.key == "engine" for note in theirs)
 
 
 def test_zero_bubble_with_zero_3_is_refused_wherever_weights_are_sharded():

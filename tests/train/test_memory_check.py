@@ -20,6 +20,7 @@ from tests.train.conftest import T1
 RUNS = {
     "plain": [],
     "recompute": ["recompute.mode=full"],
+    "saves": ["checkpoint.every_steps=1"],
     "pipeline": ["--world", "2", "parallel.pipeline=2", "batch.micro_batch_size=1"],
 }
 

@@ -114,6 +114,11 @@ class Saver:
             self.outcome = replace(self.outcome, blocked_seconds=min(blocked, self.outcome.seconds))
         return self.outcome
 
+    def release(self) -> None:
+        """Give back the memory that saves are copied to, at the latest when the one in flight ends; the next one takes
+        longer for it."""
+        self._staging.release()
+
     # --- behind the training ------------------------------------------------------------------------------------------
 
     def _agree(self, save: "_Save") -> tuple[str, str]:

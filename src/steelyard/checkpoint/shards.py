@@ -126,6 +126,10 @@ class Staging:
             torch.cuda.synchronize()
         return Staged(_header(mine), [self._buffer[:total].numpy().data])
 
+    def release(self) -> None:
+        """Give the memory back; copies that are still referred to stand."""
+        self._buffer = self._buffer.new_empty(0)
+
 
 def in_place(mine: Sequence[Block]) -> Staged:
     """The blocks themselves where they are on the host, for a caller that waits until they are written."""

@@ -172,7 +172,8 @@ class Loop:
             batches = share(self.splits["train"], state.samples, size, run, self.mesh)
         self.last_batch, self.micro_batches = (state.samples, size), len(batches)
         if self.audit.watches(state.updates):
-            self._wait_for_save()  # whose copies would be counted
+            self._wait_for_save()
+            self.saver.release()  # its copies would be counted
         with self.audit.step(state.step + 1, self.micro_batches, state.updates, self.clock):
             outcome = step(run, self.engine, batches, rate, state.step, self.clock)
         if state.step + 1 - self.saved_step >= run.checkpoint.overlap_steps:
