@@ -20,7 +20,7 @@ from tests.train.conftest import T1
 RUNS = {
     "plain": [],
     "recompute": ["recompute.mode=full"],
-    "saves": ["checkpoint.every_steps=1"],
+    "saves": ["checkpoint.every_steps=1", "batch.global_batch_size=64"],
     "pipeline": ["--world", "2", "parallel.pipeline=2", "batch.micro_batch_size=1"],
 }
 
@@ -45,7 +45,8 @@ def trained(tmp_path_factory, corpus):
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_says_predicted_against_measured(trained, name):
     """Field report C03, phase by phase: before the first step, forward and backward, the update, and after it. Live
-    tensors are the states and the few bytes beside them: the loader's batch, losses, Adam's counts."""
+    tensors are the states and the few bytes beside them: the loader's batch, losses, Adam's counts; not the copy that a
+    checkpoint is written from. (In a pipeline of CPUs what was sent is held a little longer than is predicted.)"""
     events = {event.what: event for event in trained[name].events}
     assert events["memory"].step == 1 and events["memory_peaks"].step == 2
     checked, measured = events["memory"].detail["checked"], events["memory"].detail["measured"]
@@ -57,7 +58,7 @@ def test_a_run_says_predicted_against_measured(trained, name):
     shown = html.page(trained[name])
     assert shown.count("memory: tensors forward backward") == len(ranks) and "memory: tensors before" in shown
     for entry in [*checked.values(), *(entry for entries in ranks for entry in entries.values())]:
-        assert abs(entry["error"]) < 0.05, entry
+        assert abs(entry["error"]) < (0.02 if name == "pipeline" else 0.005), entry
 
 
 def test_the_optimizer_holds_no_shard():
