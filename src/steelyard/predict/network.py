@@ -134,6 +134,8 @@ class Network:
             saved = tape.save(x.storage, statistics)
             return tape.record([x], made, x.size, lambda grad: [self.grad(grad.size)], saved, weigh)
         narrow, wide = x.size, x.size // size.width * size.wide
+        if self.sequence and not heads:  # a DTensor, to which the gradients of its two uses come first
+            x = tape.record([x], x.storage, x.size, None)
         if narrow != wide:
             x = tape.record([x], tape.new(term, wide), wide, lambda grad: [self.grad(narrow)])
 
